@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from .errors import TraceError
 
-__all__ = ["CacheTrace", "EmittedToken", "FORMAT", "MAX_BYTES", "NodeTrace", "PlainToken", "ResidualTrace", "StepTrace", "TopTrace", "Trace",
-           "VERSION", "dumps", "load", "loads", "save", "to_dict"]
+__all__ = ["CacheTrace", "EmittedToken", "FORMAT", "MAX_BYTES", "NodeTrace", "PlainToken", "ResidualTrace", "StepTrace", "TopTrace",
+           "Trace", "VERSION", "dumps", "load", "loads", "save", "to_dict"]
 
 FORMAT = "specviz-trace"
 VERSION = 1
@@ -98,8 +98,8 @@ class StepTrace:
     Times are milliseconds. `t0_ms` is the step's start since the first decode step of its sequence (negative for prefill), on a clock
     that stands still while the record itself is written (`record_ms`: probabilities are looked up only for the eye).
     `num_rows` is how many sequences shared the forward. `num_drafted` and `num_accepted` are given where `nodes` are unknown
-    (remote engines) or not all kept (a file near its size limit), and None otherwise. `num_prompt_tokens` counts the prompt tokens read in a prefill step, `num_reused` those
-    taken over from an earlier conversation.
+    (remote engines) or not all kept (a file near its size limit), and None otherwise. `num_prompt_tokens` counts the prompt tokens read
+    in a prefill step, `num_reused` those taken over from an earlier conversation.
     """
     kind: str
     t0_ms: float
@@ -144,8 +144,8 @@ class Trace:
     compare: dict[str, Any] | None = None
 
 
-# The codec. On the wire and in the file every record has the shape of its dataclass: full names, tuples as lists, fields at their default left
-# out. Times keep 3 decimals; probabilities keep 4 significant digits of p and of 1 - p, so that nothing possible is written as 0 or 1.
+# The codec. On the wire and in the file every record has the shape of its dataclass: full names, tuples as lists, fields at their default
+# left out. Times keep 3 decimals; probabilities keep 4 significant digits of p and of 1 - p, so that nothing possible is written as 0 or 1.
 
 _OPAQUE = ("meta", "stats", "compare")
 
@@ -254,7 +254,7 @@ def _text(trace: Trace) -> str:
     try:
         return json.dumps(data | to_dict(trace), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise TraceError(f"The trace cannot be written as JSON: {error}. It may hold text, finite numbers, lists and objects only.") from error
+        raise TraceError(f"The trace cannot be written as JSON: {error}. It holds text, finite numbers, lists and objects only.") from error
 
 
 def _num_bytes(text: str) -> int:

@@ -6,24 +6,27 @@ import pytest
 
 from specviz import trace as module
 from specviz.errors import TraceError
-from specviz.trace import (CacheTrace, EmittedToken, NodeTrace, PlainToken, ResidualTrace, StepTrace, TopTrace, Trace, dumps, load, loads, save,
-                           to_dict)
+from specviz.trace import (CacheTrace, EmittedToken, NodeTrace, PlainToken, ResidualTrace, StepTrace, TopTrace, Trace, dumps, load,
+                           loads, save, to_dict)
 
 HOSTILE = "${alert(1)} </script><img src=x onerror=1>\n\u2028\u0000 🦊"
 
 
 def example() -> Trace:
-    prefill = StepTrace("prefill", -120.5, 0.0, 118.25, 2.25, emitted=(EmittedToken(11, "It", "plain"),), num_prompt_tokens=40, num_reused=12)
+    prefill = StepTrace("prefill", -120.5, 0.0, 118.25, 2.25, emitted=(EmittedToken(11, "It", "plain"),), num_prompt_tokens=40,
+                        num_reused=12)
     nodes = (NodeTrace(5, " is", -1, "rejected", q=0.75, p=0.25, accept_prob=0.3333, u=0.9, p_t1=0.25, q_t1=0.75),
              NodeTrace(6, " was", -1, "accepted", q=0.25, p=0.5, accept_prob=1.0, score=-1.25),
              NodeTrace(7, HOSTILE, 1, "rejected", q=0.5, p=0.0, accept_prob=0.0),
              NodeTrace(8, "x", 0, "unjudged"), NodeTrace(9, "y", 3, "unjudged"), NodeTrace(10, "w", -1, "window"))
-    spec = StepTrace("spec", 0.0, 1.5, 4.125, 0.25, nodes=nodes, emitted=(EmittedToken(6, " was", "draft"), EmittedToken(3, "a", "correction")),
-                     draft_stop="length", kv={"target": CacheTrace(41, 7, 43), "drafter": CacheTrace(41, 3, 42)}, num_rows=2, record_ms=0.5,
+    spec = StepTrace("spec", 0.0, 1.5, 4.125, 0.25, nodes=nodes,
+                     emitted=(EmittedToken(6, " was", "draft"), EmittedToken(3, "a", "correction")), draft_stop="length",
+                     kv={"target": CacheTrace(41, 7, 43), "drafter": CacheTrace(41, 3, 42)}, num_rows=2,
+                     record_ms=0.5,
                      top=(TopTrace(-1, ((6, " was", 0.5, 0.25), (5, " is", 0.25, None)), True), TopTrace(1, ((3, "a", 1.0, None),))),
                      residual=(ResidualTrace(1, ((3, "a", 1.0),)),))
-    remote = StepTrace("unknown", 6.5, 0.0, 9.0, 0.0, emitted=(EmittedToken(None, " big one", "draft", 3),), source="inferred", num_drafted=4,
-                       num_accepted=2, server_ms=8.5)
+    remote = StepTrace("unknown", 6.5, 0.0, 9.0, 0.0, emitted=(EmittedToken(None, " big one", "draft", 3),), source="inferred",
+                       num_drafted=4, num_accepted=2, server_ms=8.5)
     plain = (PlainToken(11, "It", 0.0, 4.0, 0.5), PlainToken(None, " was", 4.0, 4.0))
     return Trace({"method": "draft_model", "prompt": HOSTILE, "config": {"k": 3}}, (prefill, spec, remote), plain,
                  {"num_spec_steps": 2, "speed_up": None}, {"mode": "greedy", "identical": True})
@@ -106,7 +109,8 @@ def test_damage_is_named(change, place):
 
 @pytest.mark.parametrize("text, word", [
     ("", "not valid JSON"), ("[1, 2", "not valid JSON"), ("[]", "not a trace"), ("{}", "not a trace"), (b"\xff\xfe\x00", "not valid JSON"),
-    ('{"format": "other", "version": 1}', "not a trace"), ("[" * 100_000, "not valid JSON"), ('{"a": ' + "9" * 5000 + "}", "not valid JSON"),
+    ('{"format": "other", "version": 1}', "not a trace"), ("[" * 100_000, "not valid JSON"),
+    ('{"a": ' + "9" * 5000 + "}", "not valid JSON"),
     ('{"format": "specviz-trace", "version": 2, "new": 1}', "Update"),
     ('{"format": "specviz-trace", "version": 1, "meta": {"a": NaN}, "steps": []}', "NaN"),
     ('{"format": "specviz-trace", "version": 1, "meta": {"a": -Infinity}, "steps": []}', "Infinity"),
