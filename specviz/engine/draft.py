@@ -21,6 +21,7 @@ class Draft:
         makes verification lossy (design of the tree rule: SpecInfer, arXiv 2305.09781; Leviathan et al., arXiv 2211.17192).
     judged: False for nodes that are fed but never judged; None means all are judged. Must not depend on drawn tokens.
     scores: for the eye only; verification never reads them.
+    shown_probs: [n, V], the drafter's own probabilities at temperature 1 where nodes were chosen from them; for the eye only as well.
     stop: why drafting ended ("length", "confidence", "no match", "eos", "budget", ...).
     """
     tokens: tuple[int, ...] = ()
@@ -28,6 +29,7 @@ class Draft:
     probs: Any = None
     judged: tuple[bool, ...] | None = None
     scores: tuple[float, ...] | None = None
+    shown_probs: Any = None
     stop: str = ""
 
     def __post_init__(self) -> None:
@@ -99,8 +101,10 @@ class Draft:
         if len(self) <= num_nodes:
             return self
         n = max(0, num_nodes)
-        return Draft(self.tokens[:n], self.parents[:n], None if self.probs is None or not n else self.probs[:n],
-                     None if self.judged is None else self.judged[:n], None if self.scores is None else self.scores[:n], stop)
+
+        def head(rows: Any) -> Any:
+            return None if rows is None else rows[:n]
+        return Draft(self.tokens[:n], self.parents[:n], head(self.probs), head(self.judged), head(self.scores), head(self.shown_probs), stop)
 
 
 EMPTY = Draft()

@@ -1,0 +1,220 @@
+"""Keys and values of every token a model has read, one row per sequence. It knows nothing of tokens, drafts or models.
+
+A row has a committed prefix and, behind it, staged entries: whatever forwards have written since the last `keep`. Staged entries form a
+tree; an entry's parent may come from an earlier forward of the same step, so a drafter can grow a tree level by level. `keep` commits
+the entries of one path and forgets the rest. Rows are stored apart and at full length, also for sliding-window layers, because an
+entry that a window has dropped cannot be brought back after a rejection.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..errors import NotEnoughMemory, PromptTooLong
+from ..trace import CacheTrace
+from .draft import ROOT
+
+__all__ = ["Feed", "KVCache", "VIEW"]
+
+VIEW = 64          # key views are rounded up to this many slots, so that rounding does not depend on a step's length
+_GROWTH = 256      # rows grow by doubling, from this many slots
+
+
+@dataclass(slots=True)
+class _Row:
+    length: int = 0
+    parents: list[int] = field(default_factory=list)        # of the staged entries
+    depths: list[int] = field(default_factory=list)         # root's children have depth 0
+    keys: list[Tensor | None] = field(default_factory=list)  # per layer [heads, capacity, D]
+    values: list[Tensor | None] = field(default_factory=list)
+
+    @property
+    def fed(self) -> int:
+        return len(self.parents)
+
+
+class Feed:
+    """Where one forward's T tokens of one row go: slots, positions, and who sees whom.
+
+    positions: T absolute positions (committed length + depth). Layers call `write` and read the view that it returns.
+    """
+
+    def __init__(self, row: _Row, first: int, num_tokens: int, capacity_of: KVCache) -> None:
+        self._row, self._cache = row, capacity_of
+        self._first = first                                  # index of the first token among the staged entries
+        self.num_tokens = num_tokens
+        self.start = row.length + first                      # slot of the first token
+        self.end = self.start + num_tokens
+        self.view = -(-self.end // VIEW) * VIEW
+        self.positions = [row.length + depth for depth in row.depths[first:]]
+        self._masks: dict[int | None, Tensor] = {}
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store [T, heads, D] keys and values in this layer; returns the view [heads, L, D] of both, L a multiple of `VIEW`."""
+        row = self._row
+        while len(row.keys) <= layer:
+            row.keys.append(None)
+            row.values.append(None)
+        row.keys[layer] = stored = self._cache._fit(row.keys[layer], keys, self)
+        stored[:, self.start:self.end] = keys.transpose(0, 1)
+        row.values[layer] = stored_values = self._cache._fit(row.values[layer], values, self)
+        stored_values[:, self.start:self.end] = values.transpose(0, 1)
+        return stored[:, :self.view], stored_values[:, :self.view]
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """What each token may see, [T, L], to be added to the scores: 0 or -inf. `window`: keys at this distance or more are hidden."""
+        if window not in self._masks:
+            visible = self._visible()
+            if window is not None:
+                row = self._row
+                key_positions = torch.arange(self.view)
+                key_positions[row.length:row.length + row.fed] = row.length + torch.tensor(row.depths, dtype=torch.long)
+                visible &= torch.tensor(self.positions)[:, None] - key_positions[None, :] < window
+            self._masks[window] = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf")).to(self._cache.device)
+        return self._masks[window]
+
+    def _visible(self) -> Tensor:
+        row = self._row
+        visible = torch.zeros(self.num_tokens, self.view, dtype=torch.bool)
+        visible[:, :row.length] = True
+        staged = visible[:, row.length:row.length + row.fed]
+        if all(parent == i - 1 for i, parent in enumerate(row.parents)):
+            staged.copy_(torch.ones(self.num_tokens, row.fed, dtype=torch.bool).tril_(self._first))
+            return visible
+        for i in range(self.num_tokens):
+            node = self._first + i
+            while node != ROOT:
+                staged[i, node] = True
+                node = row.parents[node]
+        return visible
+
+
+class KVCache:
+    """Rows of keys and values for one model.
+
+    capacity: most entries a row may hold, staged ones included. device: where the entries live.
+    """
+
+    def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
+        self.capacity = capacity
+        self.device = torch.device(device)
+        self._rows: dict[int, _Row] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def allocate(self) -> int:
+        """A new, empty row."""
+        row, self._next = self._next, self._next + 1
+        self._rows[row] = _Row()
+        return row
+
+    def length(self, row: int) -> int:
+        """Committed entries."""
+        return self._rows[row].length
+
+    def fed(self, row: int) -> int:
+        """Staged entries: written since the last `keep`."""
+        return self._rows[row].fed
+
+    def stage(self, row: int, num_tokens: int, parents: Sequence[int] | None = None) -> Feed:
+        """Make room for T more tokens behind what is staged already.
+
+        parents: for each token the staged entry it continues (an index counted since the last `keep`, this call's tokens included) or
+        `ROOT` for the committed text; None means a chain that continues the last staged entry. Raises PromptTooLong.
+        """
+        state = self._rows[row]
+        first = state.fed
+        if parents is None:
+            parents = range(first - 1, first + num_tokens - 1)
+        if state.length + first + num_tokens > self.capacity:
+            raise PromptTooLong(f"The text needs {state.length + first + num_tokens} tokens of context; this model has room for "
+                                f"{self.capacity}. Shorten the prompt or start a new chat.")
+        for i, parent in enumerate(parents):
+            assert ROOT <= parent < first + i, "parents come before their children"
+            state.parents.append(parent)
+            state.depths.append(0 if parent == ROOT else state.depths[parent] + 1)
+        return Feed(state, first, num_tokens, self)
+
+    @torch.inference_mode()
+    def keep(self, row: int, fed: Sequence[int]) -> CacheTrace:
+        """Commit these staged entries, in this order, and drop the rest. `keep(row, ())` drops all.
+
+        fed: indices counted since the last `keep`; a path, each the child of the one before.
+        """
+        state = self._rows[row]
+        before, num_fed = state.length, state.fed
+        if any(index != i for i, index in enumerate(fed)):
+            source = torch.tensor(fed, device=self.device) + before
+            for stored in (state.keys, state.values):
+                for tensor in stored:
+                    if tensor is not None:
+                        tensor[:, before:before + len(fed)] = tensor[:, source]
+        state.length += len(fed)
+        state.parents.clear()
+        state.depths.clear()
+        return CacheTrace(before, num_fed, state.length)
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget committed entries from `length` on, and all staged ones."""
+        state = self._rows[row]
+        assert length <= state.length
+        state.length = length
+        state.parents.clear()
+        state.depths.clear()
+
+    @torch.inference_mode()
+    def fork(self, row: int, length: int) -> int:
+        """A new row with a copy of the first `length` committed entries of `row`."""
+        source = self._rows[row]
+        assert length <= source.length
+        new = self.allocate()
+        if length:
+            target = self._rows[new]
+            slots = -(-length // _GROWTH) * _GROWTH
+            for stored, copies in ((source.keys, target.keys), (source.values, target.values)):
+                for tensor in stored:
+                    if tensor is None:
+                        copies.append(None)
+                        continue
+                    copy = self._empty(tensor, slots)
+                    copy[:, :length] = tensor[:, :length]
+                    copies.append(copy)
+            target.length = length
+        return new
+
+    def free(self, row: int) -> None:
+        """Forget a row."""
+        del self._rows[row]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by all rows."""
+        return sum(tensor.nbytes for row in self._rows.values() for tensor in (*row.keys, *row.values) if tensor is not None)
+
+    def _fit(self, stored: Tensor | None, new: Tensor, feed: Feed) -> Tensor:
+        """The layer's storage with room for `feed`: as it is, or a larger copy."""
+        if stored is not None and stored.shape[1] >= feed.view:
+            return stored
+        slots = max(_GROWTH, -(-feed.view // _GROWTH) * _GROWTH)
+        if stored is not None:
+            slots = max(slots, min(2 * stored.shape[1], -(-self.capacity // VIEW) * VIEW))
+        grown = self._empty(new.transpose(0, 1), slots)
+        if stored is not None:
+            grown[:, :stored.shape[1]] = stored
+        return grown
+
+    def _empty(self, like: Tensor, slots: int) -> Tensor:
+        """Zeros, so that a masked tail never holds a NaN."""
+        try:
+            return like.new_zeros(like.shape[0], slots, like.shape[2])
+        except RuntimeError as error:              # torch.OutOfMemoryError is one, the CPU allocator raises it bare
+            raise NotEnoughMemory(f"No memory for {slots} cached tokens of one layer ({like.shape[0] * slots * like.shape[2] * like.element_size()} "
+                                  f"bytes). Shorten the chat, close other programs, or choose a smaller model.") from error

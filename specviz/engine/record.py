@@ -1,0 +1,140 @@
+"""Writes down what a step did. Looks probabilities up for the eye only: nothing here decides anything."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..trace import CacheTrace, EmittedToken, NodeTrace, ResidualTrace, StepTrace, TopTrace
+from .draft import EMPTY, ROOT, Draft
+from .model import Output
+from .scheduler import Scheduled
+from .verify import Judgement, Verdict
+
+if TYPE_CHECKING:
+    from .sequence import Sequence
+
+__all__ = ["Recorder", "Times", "Work"]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When a step began, on a clock that stands still while records are written, and where its time went, all in seconds."""
+    begun_s: float
+    draft_s: float
+    verify_s: float
+    other_s: float
+
+
+@dataclass(slots=True)
+class Work:
+    """One sequence's way through one step, filled in from top to bottom."""
+    item: Scheduled
+    draft: Draft = EMPTY
+    output: Output | None = None
+    probs: Tensor | None = None                 # [1 + n, V], what verification used
+    verdict: Verdict | None = None              # None while the prompt is being read
+    emitted: list[EmittedToken] = field(default_factory=list)
+    kept: CacheTrace | None = None
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.item.sequence
+
+
+class Recorder:
+    """Makes one `StepTrace` per step and sequence.
+
+    piece: the text of one token alone. num_top: how many of the most probable tokens are stored per judged parent where the request
+    wants probabilities.
+    """
+
+    def __init__(self, piece: Callable[[int], str], num_top: int = 8) -> None:
+        self._piece = piece
+        self._num_top = num_top
+
+    @torch.inference_mode()
+    def record(self, work: Work, times: Times, num_rows: int) -> StepTrace | None:
+        """None while a prompt is still being read: all its chunks become one record, written with the first token."""
+        sequence, draft = work.sequence, work.draft
+        if not work.item.decoding:
+            sequence.prefill_times.append(times)
+            if work.verdict is None:
+                return None
+            return self._prefill(work, times, num_rows)
+        if sequence.decode_start_s is None:
+            sequence.decode_start_s = times.begun_s
+        kv = {"target": work.kept}
+        if sequence.draft_kv is not None:
+            kv["drafter"] = sequence.draft_kv
+        return StepTrace(
+            kind="spec" if draft.num_judged else "plain", t0_ms=1e3 * (times.begun_s - sequence.decode_start_s), draft_ms=1e3 * times.draft_s,
+            verify_ms=1e3 * times.verify_s, other_ms=1e3 * times.other_s, nodes=self._nodes(work), emitted=tuple(work.emitted),
+            draft_stop=draft.stop, kv=kv, num_rows=num_rows, top=self._top(work), residual=self._residuals(work))
+
+    def _prefill(self, work: Work, times: Times, num_rows: int) -> StepTrace:
+        sequence = work.sequence
+        chunks = sequence.prefill_times
+        end_s = times.begun_s + times.draft_s + times.verify_s + times.other_s
+        read = sequence.num_prompt_tokens - sequence.num_reused
+        return StepTrace(
+            kind="prefill", t0_ms=1e3 * (chunks[0].begun_s - end_s), draft_ms=1e3 * sum(t.draft_s for t in chunks),
+            verify_ms=1e3 * sum(t.verify_s for t in chunks), other_ms=1e3 * sum(t.other_s for t in chunks), emitted=tuple(work.emitted),
+            kv={"target": CacheTrace(sequence.num_reused, read, work.kept.after)}, num_rows=num_rows, top=self._top(work),
+            num_prompt_tokens=sequence.num_prompt_tokens, num_reused=sequence.num_reused)
+
+    def _nodes(self, work: Work) -> tuple[NodeTrace, ...]:
+        draft = work.draft
+        if not len(draft):
+            return ()
+        judged = {judgement.node: judgement for judgement in work.verdict.judgements}
+        parents = torch.tensor(draft.parents) + 1
+        tokens = torch.tensor(draft.tokens)
+        p_t1 = q_t1 = [None] * len(draft)
+        if work.sequence.keep_probs:
+            logits = work.output.logits.float()
+            p_t1 = (logits[parents, tokens] - logits.logsumexp(-1)[parents]).exp().tolist()
+            if draft.shown_probs is not None:
+                q_t1 = draft.shown_probs[torch.arange(len(draft)), tokens].tolist()
+        drawn = [None] * len(draft) if draft.probs is None else draft.probs[torch.arange(len(draft)), tokens].tolist()
+        return tuple(self._node(work, i, judged.get(i), drawn[i], p_t1[i], q_t1[i]) for i in range(len(draft)))
+
+    def _node(self, work: Work, i: int, judgement: Judgement | None, q: float | None, p_t1: float | None, q_t1: float | None) -> NodeTrace:
+        draft = work.draft
+        if judgement is not None:
+            state = "accepted" if judgement.accepted else "rejected"
+        else:
+            state = "window" if draft.judged is not None and not draft.judged[i] else "unjudged"
+        return NodeTrace(
+            draft.tokens[i], self._piece(draft.tokens[i]), draft.parents[i], state, q, None if judgement is None else judgement.target_prob,
+            None if judgement is None else float(judgement.accept_prob), None if judgement is None else judgement.u, p_t1, q_t1,
+            None if draft.scores is None else draft.scores[i])
+
+    def _top(self, work: Work) -> tuple[TopTrace, ...]:
+        """The judged path only: the root and every accepted node."""
+        if not work.sequence.keep_probs:
+            return ()
+        draft, greedy = work.draft, work.sequence.params.greedy
+        path = [ROOT, *work.verdict.path]
+        rows = [1 + node for node in path]
+        probs = work.output.logits[rows].float().softmax(-1) if greedy else work.probs[rows]
+        top = probs.topk(min(self._num_top, probs.shape[-1]), -1)
+        drawn_from = draft.shown_probs if greedy else draft.probs
+        found = []
+        for at, values, ids in zip(path, top.values.tolist(), top.indices.tolist()):
+            children = draft.children(at)
+            q = [None] * len(ids) if drawn_from is None or not children else drawn_from[children[0]][ids].tolist()
+            found.append(TopTrace(at, tuple((t, self._piece(t), p, x) for t, p, x in zip(ids, values, q) if p > 0), greedy))
+        return tuple(found)
+
+    def _residuals(self, work: Work) -> tuple[ResidualTrace, ...]:
+        if not work.sequence.keep_probs:
+            return ()
+        found = []
+        for at, left in work.verdict.residuals:
+            top = left.topk(min(self._num_top, left.shape[-1]))
+            found.append(ResidualTrace(at, tuple((t, self._piece(t), mass) for mass, t in zip(top.values.tolist(), top.indices.tolist()) if mass > 0)))
+        return tuple(found)

@@ -1,0 +1,100 @@
+"""Who runs in the next step, how much of each prompt is read, and which finished rows stay for reuse. It knows nothing of drafts."""
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from .cache import KVCache
+from .sequence import Sequence, Status
+
+__all__ = ["Scheduled", "Scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A sequence in the next step. pending: tokens it feeds before any draft. decoding: its prompt is read, so it may draft.
+    complete: the step reaches the last known token, so that a next one can be chosen."""
+    sequence: Sequence
+    pending: list[int]
+    decoding: bool
+    complete: bool
+
+
+class Scheduler:
+    """First come, first served; decoding rows before prompts.
+
+    max_rows: sequences that run at a time. token_budget: prompt tokens read per step, so that long prompts do not stall the others and
+    can be cancelled. max_parked: finished rows kept for prefix reuse.
+    """
+
+    def __init__(self, cache: KVCache, *, max_rows: int = 8, token_budget: int = 256, max_parked: int = 4) -> None:
+        self._cache = cache
+        self.max_rows = max_rows
+        self.token_budget = token_budget
+        self.max_parked = max_parked
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.parked: list[Sequence] = []            # least recently used first
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[Scheduled]:
+        """Admit what fits, then hand out the token budget."""
+        while self.waiting and len(self.running) < self.max_rows:
+            sequence = self.waiting.popleft()
+            self._admit(sequence)
+            self.running.append(sequence)
+        budget = self.token_budget
+        batch = []
+        for sequence in sorted(self.running, key=lambda s: s.num_new_tokens == 0):       # stable: decoding first, then by arrival
+            pending = sequence.tokens[self._cache.length(sequence.row):]
+            decoding = sequence.num_new_tokens > 0
+            chunk = pending if decoding else pending[:budget]
+            if not chunk:
+                continue
+            if not decoding:
+                budget -= len(chunk)
+            batch.append(Scheduled(sequence, chunk, decoding, len(chunk) == len(pending)))
+        return batch
+
+    def _admit(self, sequence: Sequence) -> None:
+        """Give it a row: a fork of the parked row that shares the longest prefix, as far as its drafter can follow, or an empty one."""
+        sequence.status = Status.RUNNING
+        best, length = None, 0
+        for parked in self.parked:
+            if parked.scope == sequence.scope:
+                common = min(_common(parked.tokens, sequence.tokens), self._cache.length(parked.row), len(sequence.tokens) - 1)
+                if common > length:
+                    best, length = parked, common
+        if best is not None:
+            length = min(length, sequence.drafter.fork(best, sequence, length))
+        if best is None or not length:
+            sequence.row = self._cache.allocate()
+            return
+        sequence.row = self._cache.fork(best.row, length)
+        sequence.num_reused = length
+        self.parked.remove(best)
+        self.parked.append(best)
+
+    def retire(self, sequence: Sequence) -> list[Sequence]:
+        """A sequence ended: park its row. Returns the parked ones that had to go; the engine releases them."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        if sequence.row is not None:
+            self.parked.append(sequence)
+        gone = self.parked[:max(0, len(self.parked) - self.max_parked)]
+        del self.parked[:len(gone)]
+        return gone
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Length of the common prefix."""
+    n = 0
+    for x, y in zip(a, b):
+        if x != y:
+            break
+        n += 1
+    return n
