@@ -1,0 +1,139 @@
+"""The models this program knows by name, from models/*.toml, and opening targets and draft models. It knows nothing of engines.
+
+A card describes one target; anything else that `loading` understands (folder, GGUF file, hub id) can be opened without one.
+"""
+from __future__ import annotations
+
+import tomllib
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from .default_model import Progress, is_prepared
+from .errors import LoadError, VocabularyMismatch
+from .loading import Loaded, load_target
+
+__all__ = ["Catalog", "ChatCard", "TargetCard", "check_vocabulary"]
+
+MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCard:
+    """What is worth knowing of a target's chat template."""
+    template: str
+    default_system: str = ""
+    end_of_turn: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCard:
+    """One file models/*.toml, table [target]. Sizes in bytes; memory_bytes is the weights in float32. draft_sources: draft models that share
+    the vocabulary, best first."""
+    id: str
+    name: str
+    source: str
+    licence: str
+    origin: str
+    model_type: str
+    num_parameters: int
+    context_length: int
+    memory_bytes: int
+    chat: ChatCard
+    summary: str = ""
+    download_bytes: int = 0
+    disk_bytes: int = 0
+    weights_sha256: str = ""
+    draft_sources: tuple[str, ...] = ()
+
+
+class Catalog:
+    """The cards of a folder, and where fetched models go. Raises LoadError for a card that cannot be read."""
+
+    def __init__(self, models_dir: Path | None = None, *, cache_dir: Path | None = None, offline: bool = False) -> None:
+        self.cache_dir, self.offline = cache_dir, offline
+        self.targets = tuple(read_card(path) for path in sorted((models_dir or MODELS_DIR).glob("*.toml")))
+
+    def card(self, name: str) -> TargetCard | None:
+        """The card with this id, name or source."""
+        return next((card for card in self.targets if name in (card.id, card.name, card.source)), None)
+
+    def reason(self, card: TargetCard) -> str:
+        """Why a target cannot run on this machine's CPU now, "" if it can."""
+        import psutil
+        if card.source == "default" and self.offline and not is_prepared(self.cache_dir):
+            return f"{card.name} has not been fetched yet, and --offline forbids it."
+        free_bytes = psutil.virtual_memory().available
+        if free_bytes < card.memory_bytes:
+            return f"{card.name} needs {card.memory_bytes / 1e9:.1f} GB of memory; {free_bytes / 1e9:.1f} GB are free."
+        return ""
+
+    def open_target(self, name: str = "default", *, device: str = "auto", dtype: str = "auto", quantization: str = "none",
+                    progress: Progress | None = None) -> Loaded:
+        """Load a target by card or by anything `load_target` takes. Raises what `load_target` raises."""
+        card = self.card(name)
+        return load_target(card.source if card is not None else name, device=device, dtype=dtype, quantization=quantization,
+                           cache_dir=self.cache_dir, offline=self.offline, progress=progress)
+
+    def open_draft(self, name: str, target: Loaded, *, quantization: str = "none", progress: Progress | None = None) -> Loaded:
+        """Load a draft model onto the target's device and check that it speaks the target's tokens. Raises VocabularyMismatch too."""
+        placement = target.placement
+        dtype = next(text for text in ("float32", "bfloat16", "float16") if str(placement.dtype) == f"torch.{text}")
+        draft = self.open_target(name, device=str(placement.device), dtype=dtype, quantization=quantization, progress=progress)
+        check_vocabulary(target.tokenizer, draft.tokenizer)
+        return draft
+
+
+def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+    """Raise VocabularyMismatch, naming the first differing token, unless both mean the same text by every id.
+
+    Contents count, not sizes: added tokens behind the end of the shorter vocabulary and padding are no difference. (The drafter must still
+    not be fed an id beyond its own embedding table.)
+    """
+    target_tokens, draft_tokens = tokens_by_id(target), tokens_by_id(draft)
+    shorter = min(max(target_tokens, default=-1), max(draft_tokens, default=-1))
+    for token_id in sorted(target_tokens.keys() | draft_tokens.keys()):
+        ours, theirs = target_tokens.get(token_id), draft_tokens.get(token_id)
+        is_tail = token_id > shorter and (token_id in target.added_tokens_decoder or token_id in draft.added_tokens_decoder)
+        if ours != theirs and not is_tail:
+            raise VocabularyMismatch(f"The draft model has another vocabulary: token {token_id} is {shown(ours)} for the target and {shown(theirs)} "
+                                     "for the draft model; choose a draft model of the target's family.")
+
+
+def tokens_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    return {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+
+
+def shown(token: str | None) -> str:
+    return "nothing" if token is None else repr(token[:60])
+
+
+def read_card(path: Path) -> TargetCard:
+    """One card. Raises LoadError naming the file and the entry that is wrong."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
+        raise LoadError(f"The model card {path.name} cannot be read or has no [target] table ({error}).") from error
+    chat = build(ChatCard, dict(table).pop("chat", None), f"{path.name}, [target.chat]")
+    return build(TargetCard, {**table, "chat": chat}, f"{path.name}, [target]")
+
+
+def build(card_type: type, table: Any, where: str) -> Any:
+    """An instance from a table that has exactly the known entries, with the right types."""
+    if not isinstance(table, dict):
+        raise LoadError(f"The model card {where} is missing; add the table.")
+    known = {entry.name: entry for entry in fields(card_type)}
+    wrong = sorted(table.keys() - known.keys())
+    missing = sorted(name for name, entry in known.items() if entry.default is MISSING and name not in table)
+    if wrong or missing:
+        problem = f"does not know the entry {wrong[0]!r}" if wrong else f"lacks the entry {missing[0]!r}"
+        raise LoadError(f"The model card {where} {problem}; expected {', '.join(known)}.")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    types = {"str": str, "int": int, "tuple[str, ...]": tuple, "ChatCard": ChatCard}
+    for name, value in values.items():
+        if not isinstance(value, types[known[name].type]):
+            raise LoadError(f"The model card {where}: {name} is {value!r}, expected {known[name].type}.")
+    return card_type(**values)
