@@ -3,12 +3,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .engine.sampling import SamplingParams
 from .trace import PlainToken, StepTrace, Trace
 
-__all__ = ["ChatRequest", "MethodInfo", "Run", "Service", "Status"]
+if TYPE_CHECKING:
+    from .options import Options
+
+__all__ = ["ChatRequest", "MethodInfo", "Run", "Service", "Status", "open_service"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,16 @@ class MethodInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a chat turn asks for. messages: OpenAI style dicts with "role" and "content" (text), the last one from the user."""
+    """What a chat turn asks for. messages: OpenAI style dicts with "role" and "content" (text), the last one from the user.
+
+    conversation: whose text this is. What the engine has read already is reused within one conversation, never across.
+    """
     messages: tuple[dict[str, str], ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     method: str = "plain"
     k: int = 5
     keep_probs: bool = True
+    conversation: str = ""
 
 
 class Run(Protocol):
@@ -73,3 +80,9 @@ class Service(Protocol):
     def submit(self, request: ChatRequest) -> Run:
         """Raises Busy, PromptTooLong, InputError. Ends any plain measurement in progress."""
     def close(self) -> None: ...
+
+
+def open_service(options: Options) -> Service:
+    """The service for this machine's own engine; returns at once and loads in the background, see `Service.status`."""
+    from .local_service import LocalService
+    return LocalService(options)

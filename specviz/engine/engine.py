@@ -15,7 +15,7 @@ from .draft import ROOT
 from .drafting import Budget, Drafter, DraftSettings, Outcome
 from .model import LanguageModel, Row
 from .record import Recorder, Times, Work
-from .sampling import SamplingParams, distribution
+from .sampling import SamplingParams, penalized, shaped
 from .scheduler import Scheduler
 from .sequence import Sequence, Status, TextSink
 from .verify import verify
@@ -145,7 +145,8 @@ class Engine:
             if sequence.params.repetition_penalty != 1:
                 paths = [draft.path(node) for node in range(ROOT, len(draft))]
                 histories = [sequence.tokens + [draft.tokens[node] for node in path] for path in paths]
-            work.probs = distribution(work.output.logits, sequence.params, histories)
+            work.logits = penalized(work.output.logits, sequence.params, histories)
+            work.probs = shaped(work.logits, sequence.params)
             work.verdict = verify(draft, work.probs, sequence.noise, len(sequence.tokens))
 
     def _extend(self, batch: list[Work]) -> None:

@@ -35,6 +35,7 @@ class Work:
     item: Scheduled
     draft: Draft = EMPTY
     output: Output | None = None
+    logits: Tensor | None = None                # [1 + n, V], after penalties
     probs: Tensor | None = None                 # [1 + n, V], what verification used
     verdict: Verdict | None = None              # None while the prompt is being read
     emitted: list[EmittedToken] = field(default_factory=list)
@@ -95,7 +96,7 @@ class Recorder:
         tokens = torch.tensor(draft.tokens)
         p_t1 = q_t1 = [None] * len(draft)
         if work.sequence.keep_probs:
-            logits = work.output.logits.float()
+            logits = work.logits
             p_t1 = (logits[parents, tokens] - logits.logsumexp(-1)[parents]).exp().tolist()
             if draft.shown_probs is not None:
                 q_t1 = draft.shown_probs[torch.arange(len(draft)), tokens].tolist()
@@ -120,7 +121,7 @@ class Recorder:
         draft, greedy = work.draft, work.sequence.params.greedy
         path = [ROOT, *work.verdict.path]
         rows = [1 + node for node in path]
-        probs = work.output.logits[rows].float().softmax(-1) if greedy else work.probs[rows]
+        probs = work.logits[rows].softmax(-1) if greedy else work.probs[rows]
         top = probs.topk(min(self._num_top, probs.shape[-1]), -1)
         drawn_from = draft.shown_probs if greedy else draft.probs
         found = []

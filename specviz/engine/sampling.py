@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import InputError
 
-__all__ = ["KeyedNoise", "SamplingParams", "distribution"]
+__all__ = ["KeyedNoise", "SamplingParams", "distribution", "penalized", "shaped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,25 @@ def distribution(logits: Tensor, params: SamplingParams, histories: Sequence[Seq
     logits: [T, V]. histories: for each row the tokens before it (prompt, answer and the path to the node), needed when a repetition
     penalty is set. The order is that of transformers: penalty, temperature, top-k, top-p, min-p.
     """
+    return shaped(penalized(logits, params, histories), params)
+
+
+def penalized(logits: Tensor, params: SamplingParams, histories: Sequence[Sequence[int]] | None = None) -> Tensor:
+    """The logits after everything that depends on the text so far, [T, V], float32 or better. Arguments as in `distribution`."""
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    if params.repetition_penalty != 1:
-        assert histories is not None and len(histories) == len(logits), "a penalty needs each row's history"
-        logits = _penalized(logits, params.repetition_penalty, histories)
+    if params.repetition_penalty == 1:
+        return logits
+    assert histories is not None and len(histories) == len(logits), "a penalty needs each row's history"
+    logits = logits.clone()
+    for row, history in zip(logits, histories):
+        seen = torch.tensor(sorted(set(history)), dtype=torch.long, device=row.device)
+        values = row[seen]
+        row[seen] = torch.where(values < 0, values * params.repetition_penalty, values / params.repetition_penalty)
+    return logits
+
+
+def shaped(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Penalized logits, [T, V], through temperature, top-k, top-p and min-p to probabilities."""
     if params.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
     scores = logits / params.temperature
@@ -75,15 +90,6 @@ def distribution(logits: Tensor, params: SamplingParams, histories: Sequence[Seq
         probs = probs.where(probs >= params.min_p * probs.amax(-1, keepdim=True), 0)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
-
-
-def _penalized(logits: Tensor, penalty: float, histories: Sequence[Sequence[int]]) -> Tensor:
-    logits = logits.clone()
-    for row, history in zip(logits, histories):
-        seen = torch.tensor(sorted(set(history)), dtype=torch.long, device=row.device)
-        values = row[seen]
-        row[seen] = torch.where(values < 0, values * penalty, values / penalty)
-    return logits
 
 
 # Purposes of a random number. Plain, bonus and correction draws are one purpose: the token at a position has one source of noise.

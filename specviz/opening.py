@@ -1,0 +1,133 @@
+"""Puts an engine together: loads target and drafter, chooses precision and threads by measuring, and makes the drafters.
+
+It knows nothing of requests and screens.
+"""
+from __future__ import annotations
+
+import platform
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .catalog import Catalog, check_vocabulary
+from .drafters import DRAFTERS, Parts
+from .engine.drafting import Drafter
+from .engine.engine import Engine
+from .engine.linear import describe_machine
+from .engine.model import LanguageModel, Row
+from .engine.record import Recorder
+from .engine.threads import choose_threads
+from .errors import InputError
+from .loading import Loaded
+from .options import Options
+from .text import TextCodec, special_ids
+
+__all__ = ["Opened", "open_engine"]
+
+_MAX_CONTEXT = 8192                # tokens per row; a longer context would only cost memory on the machines this is for
+_DEFAULT_METHOD = "prompt_lookup"  # needs nothing that was trained for the target
+
+
+@dataclass(slots=True)
+class Opened:
+    """A running engine and what belongs to it. config: the effective configuration as the status line and traces show it."""
+    engine: Engine
+    parts: Parts
+    codec: TextCodec
+    eos_ids: frozenset[int]
+    config: dict[str, Any]
+    machine: dict[str, Any]
+    default_method: str = _DEFAULT_METHOD
+    _drafters: dict[str, Drafter] = field(default_factory=dict)
+
+    def drafter(self, name: str) -> Drafter:
+        """The one drafter of this method, made when first asked for."""
+        if name not in self._drafters:
+            self._drafters[name] = DRAFTERS[name].create(self.parts)
+        return self._drafters[name]
+
+
+def open_engine(options: Options, progress: Callable[[str, float | None], None]) -> Opened:
+    """Load and build everything that the options ask for. Raises SpecvizError children; runs in the thread that will use the model."""
+    if options.method is not None and options.method not in DRAFTERS:
+        raise InputError(f"There is no drafting method {options.method!r}; --method takes one of {', '.join(DRAFTERS)}.")
+    catalog = Catalog()
+    loaded = catalog.open_target(options.target or "default", device=options.device, dtype=options.dtype, quantization=options.quantization,
+                                 cache_dir=options.cache_dir, offline=options.offline, progress=progress)
+    drafter_loaded = None
+    if options.draft:
+        drafter_loaded = catalog.open_draft(options.draft, device=options.device, dtype=options.dtype, quantization=options.quantization,
+                                            cache_dir=options.cache_dir, offline=options.offline, progress=progress)
+        check_vocabulary(loaded.tokenizer, drafter_loaded.tokenizer)
+    progress("Preparing the model for this machine", None)
+    target = _language_model(loaded)
+    draft = _language_model(drafter_loaded) if drafter_loaded else None
+    cache = target.new_cache(_MAX_CONTEXT)
+    threads = _choose_threads(target, options.threads)
+    codec = TextCodec(loaded.tokenizer)
+    eos_ids = frozenset(loaded.eos_ids)
+    parts = Parts(target, cache, draft, marker_ids=eos_ids | special_ids(loaded.tokenizer))
+    config = {
+        "target": loaded.name, "drafter": drafter_loaded.name if drafter_loaded else None, "device": str(target.device),
+        "dtype": str(target.dtype).removeprefix("torch."), "quantization": loaded.placement.quantization, "threads": threads,
+        "context": cache.capacity, "linears": target.linears, "decoder": "lean" if target.is_lean else "transformers",
+        "exactness": _exactness(target), "weights": dict(loaded.facts), "notes": list(loaded.notes),
+    }
+    machine = {"system": platform.system(), "processor": platform.processor() or platform.machine(), "cores": torch.get_num_threads(),
+               **describe_machine()}
+    default = options.method or (_DEFAULT_METHOD if not DRAFTERS[_DEFAULT_METHOD].missing(parts) else "plain")
+    opened = Opened(Engine(target, cache, Recorder(codec.piece)), parts, codec, eos_ids, config, machine, default)
+    _warm_up(target)
+    return opened
+
+
+def _language_model(loaded: Loaded) -> LanguageModel:
+    """On a CPU with our own linears; on a GPU as transformers and bitsandbytes made it."""
+    placement = loaded.placement
+    num_tokens = len(loaded.tokenizer)
+    if placement.device.type != "cpu" or placement.dtype != torch.float32:
+        return LanguageModel(loaded.model, num_tokens=num_tokens, exact=placement.device.type == "cpu")
+    if placement.quantization == "int8":
+        return LanguageModel(loaded.model, num_tokens=num_tokens, precision="int8", head_precision="fp32")
+    return LanguageModel(loaded.model, num_tokens=num_tokens, precision="fp32")
+
+
+def _exactness(target: LanguageModel) -> str:
+    """What greedy equality with plain decoding rests on here."""
+    if target.device.type == "cpu" and target.exact and target.linears.get("row_independent"):
+        return "chains are bitwise equal to plain decoding; trees up to rounding"
+    return "equal to plain decoding up to rounding ties, which are reported"
+
+
+def _trial(target: LanguageModel, num_tokens: int, context: int = 64) -> Callable[[int], None]:
+    """A forward of T tokens behind a short text, to be timed."""
+    cache = target.new_cache()
+    generator = random.Random(0)
+    row = cache.allocate()
+    target.forward([Row(row, [generator.randrange(target.num_tokens) for _ in range(context)], num_logits=0)], cache)
+    cache.keep(row, range(context))
+
+    def run(count: int = num_tokens) -> None:
+        target.forward([Row(row, [1] * count)], cache)
+        cache.keep(row, ())
+    return run
+
+
+def _choose_threads(target: LanguageModel, asked: int | None) -> int | None:
+    """The thread count that is fastest here, measured in the engine's own thread; None off the CPU."""
+    if target.device.type != "cpu":
+        return None
+    if asked:
+        torch.set_num_threads(asked)
+        return asked
+    return choose_threads(_trial(target, 1)).count
+
+
+def _warm_up(target: LanguageModel) -> None:
+    """First calls allocate and choose kernels; no measured run should pay for that."""
+    run = _trial(target, 1)
+    for count in (1, 2, 3, 4, 6, 8, 9, 12):
+        run(count)
