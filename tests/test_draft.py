@@ -43,7 +43,8 @@ def test_children_leave_out_what_is_not_judged():
 
 def test_truncate_keeps_a_tree():
     """The first nodes of a draft are a draft, with their rows, flags and scores; the reason for the end is the cut's."""
-    draft = Draft((1, 2, 3, 4), (ROOT, ROOT, 0, 1), torch.eye(4), (True, False, True, False), (0.4, 0.3, 0.2, 0.1), torch.ones(4, 4), "length")
+    draft = Draft((1, 2, 3, 4), (ROOT, ROOT, 0, 1), torch.eye(4), (True, False, True, False), (0.4, 0.3, 0.2, 0.1), torch.ones(4, 4),
+                  "length")
     for n in range(1, 4):
         short = draft.truncate(n)
         assert short.tokens == draft.tokens[:n] and short.parents == draft.parents[:n] and short.judged == draft.judged[:n]

@@ -108,8 +108,8 @@ def test_shared_steps_have_no_speed_up():
 def test_remote_steps_without_nodes():
     """Counts of another engine stand in for nodes; unknown counts are left out of the draft metrics, and merged tokens count."""
     def step(t0_ms, n, drafted, accepted, kind="spec"):
-        return StepTrace(kind, t0_ms, 0.0, 10.0, 0.0, emitted=(EmittedToken(None, "text", "draft", n),), source="exact", num_drafted=drafted,
-                         num_accepted=accepted)
+        return StepTrace(kind, t0_ms, 0.0, 10.0, 0.0, emitted=(EmittedToken(None, "text", "draft", n),), source="exact",
+                         num_drafted=drafted, num_accepted=accepted)
     s = summarize(Trace({}, (step(0.0, 4, 4, 3), step(10.0, 1, 0, 0, "plain"), step(20.0, 1, 4, 0), step(30.0, 2, None, None, "unknown"),
                              step(40.0, 2, 4, None, "unknown"))))
     assert (s.num_tokens, s.num_steps, s.num_spec_steps, s.num_draft_tokens, s.num_accepted_draft_tokens) == (10, 5, 2, 8, 3)
@@ -119,8 +119,8 @@ def test_remote_steps_without_nodes():
 
 def test_aggregates_have_no_figures_per_step():
     """Totals of a whole answer in one record give rates, but no histogram, series or tokens per step."""
-    whole = StepTrace("unknown", 0.0, 0.0, 100.0, 0.0, emitted=(EmittedToken(None, "text", "draft", 20),), source="aggregate", num_drafted=30,
-                      num_accepted=12)
+    whole = StepTrace("unknown", 0.0, 0.0, 100.0, 0.0, emitted=(EmittedToken(None, "text", "draft", 20),), source="aggregate",
+                      num_drafted=30, num_accepted=12)
     s = summarize(Trace({}, (whole,)))
     assert s.draft_acceptance_rate == 0.4 and s.tokens_per_s == pytest.approx(200)
     assert (s.mean_acceptance_length, s.tokens_per_step, s.acceptance_histogram, s.per_step_accepted) == (None, None, (), ())
@@ -142,8 +142,8 @@ def test_greedy_texts_are_compared_token_by_token():
     for margin, tie in ((TIE_MARGIN / 2, True), (TIE_MARGIN, False), (2.0, False), (None, False)):
         plain = trace.plain[:4] + (PlainToken(99, " z", 16.0, 4.0, margin),) + trace.plain[5:]
         assert compare(replace(trace, plain=plain)) == {
-            "mode": "greedy", "identical": False, "tokens": 4, "of": 7, "partial": False, "index": 4, "speculative": {"id": 14, "text": " 14"},
-            "plain": {"id": 99, "text": " z"}, "margin": margin, "tie": tie}
+            "mode": "greedy", "identical": False, "tokens": 4, "of": 7, "partial": False, "index": 4,
+            "speculative": {"id": 14, "text": " 14"}, "plain": {"id": 99, "text": " z"}, "margin": margin, "tie": tie}
 
 
 def test_what_cannot_be_compared_is_not():

@@ -77,12 +77,19 @@ def test_precision(dtype):
     torch.testing.assert_close(probs.sum(-1), torch.ones(4, dtype=probs.dtype))
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5},
-                                   {"min_p": 1.0}, {"repetition_penalty": 0.0}, {"max_new_tokens": 0}, {"stop": ("",)}])
+@pytest.mark.parametrize("wrong", [{"temperature": -0.1}, {"temperature": 1e-40}, {"temperature": float("nan")}, {"top_k": -1},
+                                   {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 1.0}, {"repetition_penalty": 0.0},
+                                   {"max_new_tokens": 0}, {"stop": ("",)}])
 def test_values_out_of_range_are_refused(wrong):
     """The error names the value that was given and what was expected."""
     with pytest.raises(InputError, match=next(iter(wrong))):
         SamplingParams(**wrong)
+
+
+def test_the_lowest_temperature_is_finite():
+    """At the smallest temperature that is allowed no row turns into NaN, even for large logits."""
+    probs = distribution(torch.tensor([[1e4, 2e4, -1e4, float("-inf")]]), SamplingParams(0.001, top_p=0.9, min_p=0.1))
+    assert torch.equal(probs, torch.eye(4)[[1]])
 
 
 P = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05, 0.0])
@@ -107,8 +114,8 @@ def test_noise_of_different_keys_differs():
     assert len({u for row in rows for u in row}) == 64 * len(rows)
     flat = torch.full((10_000,), 1e-4)
     noise = KeyedNoise(5)
-    draws = [noise.draw(flat, 3), noise.draw(flat, 4), KeyedNoise(6).draw(flat, 3), noise.draw_draft(flat, 3, 0), noise.draw_draft(flat, 3, 1),
-             noise.draw_draft(flat, 3, 0, 1), noise.draw_draft(flat, 4, 0), noise.draw_draft(flat, 3, 1, 1)]
+    draws = [noise.draw(flat, 3), noise.draw(flat, 4), KeyedNoise(6).draw(flat, 3), noise.draw_draft(flat, 3, 0),
+             noise.draw_draft(flat, 3, 1), noise.draw_draft(flat, 3, 0, 1), noise.draw_draft(flat, 4, 0), noise.draw_draft(flat, 3, 1, 1)]
     assert len(set(draws)) == len(draws)
 
 
@@ -157,7 +164,8 @@ def test_accept_numbers_are_uniform():
     assert all(0 <= u < 1 for u in us)
     counts = torch.histc(torch.tensor(us), 10, 0, 1).tolist()
     assert chi_square(counts, [0.1] * 10) < chi_square_limit(9)
-    assert noise.accepts(0, 1, 1) == (False, None) and noise.accepts(1, 1, 1) == (True, None) and noise.accepts(-1e-9, 1, 1) == (False, None)
+    assert noise.accepts(0, 1, 1) == (False, None) and noise.accepts(1, 1, 1) == (True, None)
+    assert noise.accepts(-1e-9, 1, 1) == (False, None)
     ok, u = noise.accepts(0.3, 4, 2)
     assert ok == (u < 0.3)
 

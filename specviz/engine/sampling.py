@@ -36,7 +36,7 @@ class SamplingParams:
         def check(ok: bool, name: str, expected: str) -> None:
             if not ok:
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected {expected}.")
-        check(0 <= self.temperature <= 10, "temperature", "a number from 0 (greedy) to 10")
+        check(self.temperature == 0 or 0.001 <= self.temperature <= 10, "temperature", "0 (greedy) or a number from 0.001 to 10")
         check(self.top_k >= 0, "top_k", "0 (off) or a positive whole number")
         check(0 < self.top_p <= 1, "top_p", "a number above 0, at most 1 (off)")
         check(0 <= self.min_p < 1, "min_p", "a number from 0 (off) to below 1")
