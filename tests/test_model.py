@@ -1,0 +1,120 @@
+"""The adapter on unmodified transformers models of every family: one line of tokens, trees, taps, early exit, refusals."""
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import FAMILIES, tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specviz.engine.model import FINAL, LanguageModel, Row
+from specviz.errors import UnsupportedModel
+
+
+def reference(model, tokens: list[int]) -> torch.Tensor:
+    """The plain forward of the unmodified model over the whole text, [T, V]."""
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        return model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def text(length: int = 40) -> list[int]:
+    return torch.randint(3, 384, (length,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """float64 models still round to float32 inside (rotary tables, eager softmax), so equality is up to about 1e-5."""
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "packed"])
+def test_rows_trees_and_rollback_equal_the_plain_forward(family, exact):
+    """Two rows of different length, a tree over two forwards, unequal acceptance, then decoding, past sliding windows of 8 and 12."""
+    tokens = text()
+    model = tiny_model(family, dtype=torch.float64)
+    expected = reference(model, tokens)
+    target = LanguageModel(model, exact=exact)
+    cache = target.new_cache(128)
+    long, short = cache.allocate(), cache.allocate()
+    first, second = target.forward([Row(long, tokens[:17]), Row(short, tokens[:11], num_logits=2)], cache)
+    close(first.logits, expected[:17])
+    close(second.logits, expected[9:11])
+    cache.keep(long, range(17))
+    cache.keep(short, range(11))
+    for row, start, kept in ((long, 17, 3), (short, 11, 2)):
+        true = tokens[start:start + 4]
+        level = target.forward([Row(row, [true[0], 5, true[1]], [-1, 0, 0])], cache)[0].logits
+        close(level[[0, 2]], expected[start:start + 2])
+        level = target.forward([Row(row, [7, true[2], true[3]], [1, 2, 4])], cache)[0].logits
+        close(level[1:], expected[start + 2:start + 4])
+        cache.keep(row, (0, 2, 4)[:kept])
+    outputs = target.forward([Row(long, tokens[20:24]), Row(short, tokens[13:15])], cache)
+    close(outputs[0].logits, expected[20:24])
+    close(outputs[1].logits, expected[13:15])
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_hidden_states_and_early_exit(family):
+    """Taps are the layers' inputs; exiting after E layers equals a model that has only these; the full model is whole afterwards."""
+    tokens = text(20)
+    model = tiny_model(family, dtype=torch.float64)
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        states = model(torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states
+    expected = reference(model, tokens)
+    inside: list[torch.Tensor] = []
+    hook = model.get_decoder().layers[2].register_forward_hook(lambda module, args, output: inside.append(output[0]))
+    reference(model, tokens)
+    hook.remove()
+    target = LanguageModel(model)
+    cache = target.new_cache(64)
+    row = cache.allocate()
+    output = target.forward([Row(row, tokens)], cache, hidden=(2, 0, 1, 3, FINAL))[0]
+    parts = output.hidden.chunk(5, -1)
+    for part, state in zip(parts, (states[2][0], states[0][0], states[1][0], inside[0], states[3][0])):
+        close(part, state)
+    cache.keep(row, ())
+    early = target.forward([Row(row, tokens)], cache, num_layers=2)[0].logits
+    norm = next(getattr(model.get_decoder(), name) for name in ("norm", "final_layernorm") if hasattr(model.get_decoder(), name))
+    close(early, head(model, norm(states[2]))[0])
+    cache.keep(row, ())
+    close(target.forward([Row(row, tokens)], cache)[0].logits, expected)
+
+
+def head(model, hidden: torch.Tensor) -> torch.Tensor:
+    """LM head with the family's own scaling or cap, taken from its config."""
+    with torch.inference_mode():
+        logits = model.get_output_embeddings()(hidden)
+    logits = logits / getattr(model.config, "logits_scaling", 1.0)
+    if cap := getattr(model.config, "final_logit_softcapping", None):
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+def test_padded_vocabularies_are_cut():
+    """Ids beyond the tokenizer never appear, however large their logits."""
+    target = LanguageModel(tiny_model("llama"), num_tokens=300)
+    cache = target.new_cache(64)
+    assert target.forward([Row(cache.allocate(), [3, 4])], cache)[0].logits.shape == (2, 300)
+
+
+RECURRENT = {
+    "mamba": (dict(hidden_size=32, num_hidden_layers=2, vocab_size=99, state_size=4), "[Mm]amba"),
+    "qwen3_next": (dict(hidden_size=32, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, vocab_size=99,
+                        num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+                        linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8), "linear_attention"),
+    "lfm2": (dict(hidden_size=32, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=99,
+                  full_attn_idxs=[1]), "conv"),
+    "gpt_oss": (dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                     vocab_size=99, num_local_experts=2, num_experts_per_tok=1), "sinks"),
+}
+
+
+@pytest.mark.parametrize("family", list(RECURRENT))
+def test_what_cannot_be_rolled_back_is_refused_by_name(family):
+    """Recurrent, hybrid and sink models are refused at load; the sentence names the kind of layer and says what to choose."""
+    settings, named = RECURRENT[family]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings)).eval()
+    with pytest.raises(UnsupportedModel, match=named) as error:
+        LanguageModel(model)
+    assert "Choose" in str(error.value)
