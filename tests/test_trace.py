@@ -6,6 +6,7 @@ import pytest
 
 from specviz import trace as module
 from specviz.errors import TraceError
+from specviz.metrics import compare, summarize
 from specviz.trace import (CacheTrace, EmittedToken, NodeTrace, PlainToken, ResidualTrace, StepTrace, TopTrace, Trace, dumps, load,
                            loads, save, to_dict)
 
@@ -168,3 +169,31 @@ def test_numbers_that_are_not_finite_are_not_written():
     """NaN and infinity in a record are the writer's mistake and are reported, not rounded."""
     with pytest.raises(TraceError, match="finite"):
         to_dict(PlainToken(1, "a", 0.0, 1.0, margin=math.inf))
+
+
+def places(data, where=()):
+    """Every place in a JSON tree."""
+    yield where
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield from places(value, (*where, key))
+
+
+@pytest.mark.parametrize("odd", [None, True, -7, 2**70, 1.5, "x", [], {}, [[]], {"a": 1}])
+def test_an_odd_value_anywhere_is_an_answer_or_a_trace_error(odd):
+    """Whatever stands wherever, reading either gives a trace that can be measured and written again, or a TraceError; never a crash."""
+    text = dumps(example())
+    num_refused = 0
+    for *above, last in filter(None, places(json.loads(text))):
+        data = holder = json.loads(text)
+        for key in above:
+            holder = holder[key]
+        holder[last] = odd
+        try:
+            trace = loads(json.dumps(data))
+        except TraceError:
+            num_refused += 1
+        else:
+            summarize(trace)
+            compare(trace)
+            assert dumps(loads(dumps(trace))) == dumps(trace)
+    assert num_refused > 50
