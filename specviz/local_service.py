@@ -17,11 +17,13 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from . import __version__, metrics
 from .drafters import DRAFTERS
 from .engine.drafting import Drafter, DraftSettings
 from .engine.engine import Engine
-from .errors import Busy, InputError, PromptTooLong, SpecvizError
+from .errors import Busy, InputError, NotEnoughMemory, PromptTooLong, SpecvizError
 from .opening import Opened, open_engine
 from .options import Options
 from .service import ChatRequest, MethodInfo, Status
@@ -30,7 +32,7 @@ from .trace import PlainToken, StepTrace, Trace
 
 __all__ = ["AnswerText", "LocalRun", "LocalService"]
 
-_MAX_WAITING = 20
+_MAX_OPEN = 20
 _END = object()
 
 
@@ -132,7 +134,7 @@ class LocalRun:
         margin = None
         if step.top and len(step.top[0].rows) > 1 and step.top[0].temperature_one:
             (_, _, first, _), (_, _, second, _) = step.top[0].rows[:2]
-            margin = math.log(first / second)
+            margin = math.log(first / second) if second > 0 else None
         for token in step.emitted:
             yield PlainToken(token.id, token.text, end_ms, took_ms, margin)
 
@@ -153,6 +155,7 @@ class LocalService:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._opened: Opened | None = None
         self._jobs: dict[int, _Job] = {}
+        self._open: set[_Job] = set()             # chat turns that have not ended, waiting ones included
         self._waiting_alone: deque[_Job] = deque()
         self._measurements: set[_Job] = set()
         self._closing = threading.Event()
@@ -189,11 +192,12 @@ class LocalService:
         if room < 1:
             raise PromptTooLong(f"The conversation has {len(prompt)} tokens; this model has room for {opened.parts.cache.capacity}, answer "
                                 "included. Shorten the message or start a new chat.")
-        if len(self._jobs) >= _MAX_WAITING:
-            raise Busy(f"{_MAX_WAITING} requests are waiting already. Try again in a moment.")
+        if len(self._open) >= _MAX_OPEN:
+            raise Busy(f"{_MAX_OPEN} requests are running or waiting already. Try again in a moment.")
         for measurement in list(self._measurements):
             self._cancel(measurement)
         job = _Job(prompt, request, drafter, request.k, AnswerText(opened.codec, request.sampling.stop))
+        self._open.add(job)
         self._commands.put(lambda: self._start(job))
         return LocalRun(self, job, self._meta(request, prompt))
 
@@ -293,12 +297,16 @@ class LocalService:
         job.reason = reason
         self._jobs.pop(job.request_id, None)
         self._measurements.discard(job)
+        self._open.discard(job)
         if job in self._waiting_alone:
             self._waiting_alone.remove(job)
         job.events.put(_END)
 
     def _fail(self, error: Exception) -> None:
         """A step failed: everybody in it is told, the engine starts afresh, and the next request can run."""
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            error = NotEnoughMemory("The model ran out of memory in the middle of an answer. Shorten the chat, close other programs, or start "
+                                    "with a smaller model or a stronger quantization.")
         if not isinstance(error, SpecvizError):
             traceback.print_exception(error, file=sys.stderr)
         self._opened.engine.abort()

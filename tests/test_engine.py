@@ -8,8 +8,9 @@ from tiny import FAMILIES
 
 from specviz.drafters import DRAFTERS
 from specviz.engine.draft import Draft
+from specviz.engine.model import Output
 from specviz.engine.sequence import Status
-from specviz.errors import InputError, PromptTooLong
+from specviz.errors import InputError, PromptTooLong, UnsupportedModel
 
 METHODS = list(DRAFTERS)
 
@@ -192,6 +193,22 @@ def test_a_prompt_that_does_not_fit_is_refused_with_numbers():
         lab.add(repeating_prompt(41))
     with pytest.raises(InputError, match="empty"):
         lab.add([])
+
+
+def test_values_that_are_not_numbers_are_refused(monkeypatch):
+    """NaN logits end the step with a sentence: nothing is ever accepted or drawn from them."""
+    lab = Lab()
+    forward = lab.target.forward
+
+    def broken(*args, **kwargs):
+        return [Output(output.logits * float("nan"), output.hidden) for output in forward(*args, **kwargs)]
+    monkeypatch.setattr(lab.target, "forward", broken)
+    result = lab.add(repeating_prompt(9), "prompt_lookup")
+    with pytest.raises(UnsupportedModel, match="not numbers"):
+        lab.step()
+    assert lab.engine.abort() == [result.sequence] and not result.tokens
+    monkeypatch.undo()
+    assert len(lab.run(repeating_prompt(9), "prompt_lookup").tokens) == 24
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from ..errors import InputError, PromptTooLong
+from ..errors import InputError, PromptTooLong, UnsupportedModel
 from ..trace import StepTrace
 from .cache import KVCache
 from .draft import ROOT
@@ -146,6 +146,9 @@ class Engine:
                 paths = [draft.path(node) for node in range(ROOT, len(draft))]
                 histories = [sequence.tokens + [draft.tokens[node] for node in path] for path in paths]
             work.logits = penalized(work.output.logits, sequence.params, histories)
+            if not work.logits.sum().isfinite():
+                raise UnsupportedModel("The model computed values that are not numbers, so no token can be chosen. Its weights may be damaged, or "
+                                       f"{self.target.dtype} is too narrow for it: start with --dtype float32 or bfloat16.".replace("torch.", ""))
             work.probs = shaped(work.logits, sequence.params)
             work.verdict = verify(draft, work.probs, sequence.noise, len(sequence.tokens))
 
