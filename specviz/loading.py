@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel,
+                          PreTrainedTokenizerBase)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .default_model import DEFAULT, Progress, default_cache_dir, file_sha256, prepare_default, silent
@@ -96,7 +97,7 @@ def choose_placement(device: str = "auto", dtype: str = "auto", quantization: st
     if kind not in QUANTIZATIONS or not re.fullmatch(r"(cpu|mps|cuda(:\d+)?)", device):
         raise InputError(f"The device {device!r} is not known; use auto, cpu, cuda, cuda:1 or mps.")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError("The device cuda was asked for, but this PyTorch sees no CUDA device; use --device cpu or install PyTorch with CUDA.")
+        raise InputError("The device cuda was asked for, but this PyTorch sees no CUDA device; use --device cpu or a PyTorch with CUDA.")
     if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise InputError(f"The device {device} was asked for, but there are only {torch.cuda.device_count()} CUDA devices, counted from 0.")
     if kind == "mps" and not torch.backends.mps.is_available():
@@ -148,7 +149,8 @@ def load_folder(folder: Path, name: str, placement: Placement) -> tuple[PreTrain
         raise LoadError(f"The weights of {name} do not fit its config.json, or cannot be read ({brief(error)}).") from error
     wrong = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if wrong:
-        raise LoadError(f"The weights of {name} contradict its config.json: {len(wrong)} tensors are missing or have another shape, first {wrong[0]}.")
+        raise LoadError(f"The weights of {name} contradict its config.json: {len(wrong)} tensors are missing or have another shape, first "
+                        f"{wrong[0]}.")
     unread = sorted(map(str, report["unexpected_keys"]))
     unread_layers = [key for key in unread if INSIDE_THE_MODEL.match(key)]
     if unread_layers:
@@ -163,8 +165,8 @@ def read_config(folder: Path, name: str) -> PretrainedConfig:
     """The folder's config if it describes a causal language model."""
     path = folder / "config.json"
     if not path.is_file():
-        raise LoadError(f"{name} has no config.json, so it is not the folder of a transformers model; name the folder that holds config.json and "
-                        "the *.safetensors files.")
+        raise LoadError(f"{name} has no config.json, so it is not the folder of a transformers model; name the folder that holds it "
+                        "and the *.safetensors files.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         model_type = content["model_type"]
@@ -175,10 +177,11 @@ def read_config(folder: Path, name: str) -> PretrainedConfig:
         raise LoadError(f"{name} ({model_type}) reads {parts[0]} input; choose the text-only model of its family.")
     architectures = [str(architecture) for architecture in content.get("architectures") or ()]
     causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    if content.get("is_encoder_decoder") or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or (architectures and not causal & set(architectures)):
+    is_known = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if content.get("is_encoder_decoder") or not is_known or (architectures and not causal & set(architectures)):
         kind = architectures[0] if architectures else model_type
-        unknown = "auto_map" in content and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        reason = "brings its own code, which specviz never runs" if unknown else "is not a model that writes text token by token"
+        has_code = "auto_map" in content and not is_known
+        reason = "brings its own code, which specviz never runs" if has_code else "is not a model that writes text token by token"
         raise LoadError(f"{name} ({kind}) {reason}; choose a causal language model that transformers knows.")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -194,7 +197,8 @@ def check_weight_files(folder: Path, name: str) -> None:
         found = f"only {other}, a format that can run code when read" if other else "no weights"
         raise LoadError(f"{name} has {found}; expected model.safetensors.")
     try:
-        files = [single] if single.is_file() else [folder / part for part in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
+        parts = [single.name] if single.is_file() else json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        files = [folder / part for part in sorted(set(parts))]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise LoadError(f"{index.name} of {name} cannot be read ({brief(error)}); download it again.") from error
     for path in files:
@@ -204,7 +208,7 @@ def check_weight_files(folder: Path, name: str) -> None:
             with safe_open(path, "pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise LoadError(f"The weight file {path.name} of {name} is damaged or cut short ({brief(error)}); download it again.") from error
+            raise LoadError(f"The weight file {path.name} of {name} is damaged or cut short ({brief(error)}); fetch it again.") from error
 
 
 def read_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase:
@@ -213,14 +217,15 @@ def read_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:   # the Rust library raises bare Exception
-        raise LoadError(f"The tokenizer of {name} cannot be read ({brief(error)}); copy tokenizer.json and tokenizer_config.json again.") from error
+        raise LoadError(f"The tokenizer of {name} cannot be read ({brief(error)}); copy tokenizer.json and tokenizer_config.json "
+                        "again.") from error
 
 
 def check_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     num_rows = model.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > num_rows:
-        raise LoadError(f"The tokenizer of {name} has {tokenizer.vocab_size:,} tokens, but the model knows only {num_rows:,}: they do not belong "
-                        "together.")
+        raise LoadError(f"The tokenizer of {name} has {tokenizer.vocab_size:,} tokens, but the model knows only {num_rows:,}: they do not "
+                        "belong together; copy the model's own tokenizer.json.")
 
 
 def bitsandbytes_config(placement: Placement) -> BitsAndBytesConfig:
@@ -235,14 +240,15 @@ def fetch_from_hub(source: str, offline: bool, progress: Progress) -> Path:
     """The folder of a hub snapshot; its name is the commit. Only configuration, tokenizer and safetensors files at the top level."""
     match = HUB_ID.fullmatch(source)
     if match is None or source.startswith((".", "~")) or "\\" in source:
-        raise LoadError(f"There is no file or folder {source}; give a folder with config.json, a .gguf file, or a hub id such as owner/name.")
+        raise LoadError(f"There is no file or folder {source}; give a folder with config.json, a .gguf file, or a hub id (owner/name).")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
     repo, revision = match["repo"], match["revision"]
     progress(f"Looking for {repo} in the hub's cache" if offline else f"Fetching {repo} from the hub", None)
     try:
-        return Path(snapshot_download(repo, revision=revision, local_files_only=offline, ignore_patterns=["*/*", "consolidated*", "*.fp16.*"],
-                                      allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]))
+        return Path(snapshot_download(repo, revision=revision, local_files_only=offline,
+                                      allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"],
+                                      ignore_patterns=["*/*", "consolidated*", "*.fp16.*"]))
     except GatedRepoError as error:
         raise LoadError(f"{repo} is gated; accept its terms on its hub page and log in with `hf auth login`, then start again.") from error
     except RepositoryNotFoundError as error:
@@ -258,13 +264,14 @@ def finished(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: s
              facts: dict[str, str], notes: tuple[str, ...]) -> Loaded:
     if isinstance(tokenizer.chat_template, str):
         facts["chat_template_sha256"] = sha256(tokenizer.chat_template.encode()).hexdigest()
-    return Loaded(model.eval().requires_grad_(False), tokenizer, name, source, placement, eos_ids(model, tokenizer), facts, placement.notes + notes)
+    model.eval().requires_grad_(False)
+    return Loaded(model, tokenizer, name, source, placement, eos_ids(model, tokenizer), facts, placement.notes + notes)
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Ids that end an answer, from all places where models keep them: generation config, config, tokenizer, chat template."""
     found: set[int] = set()
-    for value in (getattr(model.generation_config, "eos_token_id", None), getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id,
-                  end_of_turn_id(tokenizer)):
+    for value in (getattr(model.generation_config, "eos_token_id", None), getattr(model.config, "eos_token_id", None),
+                  tokenizer.eos_token_id, end_of_turn_id(tokenizer)):
         found.update(value if isinstance(value, (list, tuple)) else () if value is None else (value,))
     return tuple(sorted(found))

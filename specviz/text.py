@@ -46,10 +46,10 @@ class TextCodec:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, ready for the model to answer.
 
-        messages: OpenAI style, "role" is system, user or assistant, "content" a text or a list of {"type": "text", "text": ...} parts. Words
-        in a message that look like control tokens are read as plain text. A template that refuses a system message gets it in front of the
-        first user message. A tokenizer without a template gets "System: ", "User: " and "Assistant: " paragraphs, which suits base models
-        passably. Raises InputError for anything else.
+        messages: OpenAI style, "role" is system, user or assistant, "content" a text or a list of {"type": "text", "text": ...} parts.
+        Words in a message that look like control tokens are read as plain text. A template that refuses a system message gets it in front
+        of the first user message. A tokenizer without a template gets "System: ", "User: " and "Assistant: " paragraphs, which suits
+        base models passably. Raises InputError for anything else.
         """
         conversation = [{"role": checked_role(message), "content": flat_text(message.get("content"))} for message in messages]
         if not conversation:
@@ -209,7 +209,8 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     mark = "specviz-answer"
     try:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": "question"}, {"role": "assistant", "content": mark}], tokenize=False)
+        turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": mark}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
     except (TemplateError, ValueError, TypeError):
         return None
     after = text.rpartition(mark)[2].lstrip()

@@ -11,17 +11,19 @@ from transformers import PreTrainedTokenizerFast
 from specviz.errors import InputError
 from specviz.text import StopText, TextCodec, end_of_turn_id
 
-TEXTS = ["Hello, the dog.", " leading space", "fox 🦊 and 👩‍👩‍👧 family", "schlägt große Où là, Там 中文字 ok", "\n\n  two\tspaces  \n", "🦊🦊🦊", "a",
+TEXTS = ["Hello, the dog.", " leading space", "fox 🦊 and 👩‍👩‍👧 family", "schlägt große Où là, Там 中文字 ok", "\n\n  two\tspaces  \n",
+         "🦊🦊🦊", "a",
          "\u200b\ufeffé\u0301", "�literal�"]
 SMOL_TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant "
-    "named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
-    "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI "
+    "assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + "
+    "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 
 
 def sentencepiece_like() -> PreTrainedTokenizerFast:
     """A vocabulary as Llama 2 and Gemma have it: "▁" for spaces, unknown characters as byte tokens, first space stripped."""
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "▁dog", *"abcdefghijklmnopqrstuvwxyzHWT.,", "▁H", "▁a"]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)),
+             "▁", "▁the", "▁dog", *"abcdefghijklmnopqrstuvwxyzHWT.,", "▁H", "▁a"]
     vocab = {name: i for i, name in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "H"), ("▁", "a")], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
