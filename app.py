@@ -1,0 +1,163 @@
+"""Start specviz: read the arguments, load the model in the background, build the page and serve it.
+
+It knows nothing of decoding and nothing of how the page looks.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specviz.errors import Busy, InputError, SpecvizError
+from specviz.options import Options, parse
+
+if TYPE_CHECKING:
+    from specviz.service import ChatRequest, MethodInfo, Run, Service
+
+# Read by torch and Gradio when they are imported. Spinning OpenMP workers would take the second core from the page's own thread.
+ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The fields of `service.Status`, which cannot be imported without waiting for torch."""
+    state: str
+    message: str
+    fraction: float | None = None
+
+
+class LateService:
+    """A Service whose model is still being opened by another thread. Until it is there, `status` tells how far it is.
+
+    open_service: makes the real service; it may return at once or when all is loaded. What it raises becomes the status "failed".
+    """
+
+    def __init__(self, open_service: Callable[[], Service]) -> None:
+        self._open = open_service
+        self._service: Service | None = None
+        self._progress = Progress("loading", "Starting the engine …")
+        self._thread = threading.Thread(target=self._work, name="specviz-start", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._service = self._open()
+        except SpecvizError as error:
+            self._progress = Progress("failed", str(error))
+        except Exception as error:              # shown on the page: a page that says "loading" for ever helps nobody
+            self._progress = Progress("failed", f"The model could not be loaded ({type(error).__name__}: {error}).")
+
+    def status(self) -> Any:
+        return self._service.status() if self._service else self._progress
+
+    def config(self) -> dict[str, Any]:
+        return self._service.config() if self._service else {}
+
+    def methods(self) -> list[MethodInfo]:
+        return self._service.methods() if self._service else []
+
+    def default_method(self) -> str:
+        return self._service.default_method() if self._service else ""
+
+    def submit(self, request: ChatRequest) -> Run:
+        if self._service is None:
+            raise Busy(f"{self._progress.message} Nothing can be answered yet.")
+        return self._service.submit(request)
+
+    def close(self) -> None:
+        if self._service is not None:
+            self._service.close()
+
+
+def free_port(host: str, port: int, tries: int = 100) -> int:
+    """The first free port from `port` on; 0 asks the system for any. Raises InputError if there is none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in [port] if port == 0 else range(port, min(port + tries, 65536)):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, candidate))
+            except PermissionError as error:
+                raise InputError(f"Port {candidate} on {host} may not be used: {error.strerror}. Choose a --port above 1023.") from error
+            except socket.gaierror as error:
+                raise InputError(f"--host is {host!r}, which is no address of this machine. Use 127.0.0.1 or 0.0.0.0.") from error
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise InputError(f"No free port from {port} on at {host}. Give another --port.")
+
+
+def main(argv: list[str] | None = None, open_service: Callable[[Options], Service] | None = None) -> int:
+    """Run until Ctrl-C. open_service: what makes the service, for tests; by default the real one. Returns the process's exit code."""
+    try:
+        options = parse(argv)
+        port = free_port(options.host, options.port)
+    except SpecvizError as error:
+        print(f"specviz: {error}", file=sys.stderr)
+        return 2
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if options.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    print("specviz: starting …", flush=True)
+    from specviz.ui.layout import build, launch      # Gradio takes a second or two: after the arguments are known to be good
+    from specviz.ui.recordings import opening        # no torch here
+
+    recording = opening(options.trace)
+    if recording.problem:
+        print(f"specviz: {recording.problem}", file=sys.stderr)
+    service = LateService(lambda: (open_service or _open)(options))
+    page = build(service, recording, method=options.method, k=options.k)
+    try:
+        address, public = launch(page, options, port)
+    except Exception as error:                       # a relay that cannot be reached, a port taken a moment ago, a full disk
+        print(f"specviz: the page could not be started ({type(error).__name__}: {error}).", file=sys.stderr)
+        service.close()
+        return 1
+    if port != options.port and options.port:
+        print(f"specviz: port {options.port} is busy, using {port}.")
+    print(f"specviz: open {address} in a browser. Ctrl-C ends the program.", flush=True)
+    if public:
+        print(f"specviz: public address {public}", flush=True)
+    _report(service, stop)
+    stop.wait()
+    print("\nspecviz: closing …", flush=True)
+    service.close()
+    page.close(verbose=False)
+    return 0
+
+
+def _open(options: Options) -> Service:
+    from specviz.service import open_service
+    return open_service(options)
+
+
+def _report(service: LateService, stop: threading.Event) -> None:
+    """Print how loading goes, one line per change, until it ends."""
+    shown, shown_at = "", 0.0
+    while not stop.wait(0.2):
+        status = service.status()
+        percent = "" if status.fraction is None else f" {100 * status.fraction:.0f} %"
+        line, now = f"specviz: {status.message}{percent}", time.monotonic()
+        settled = status.state != "loading"
+        if line != shown and (settled or now - shown_at > 2 or status.message not in shown):
+            print(line, file=sys.stderr if status.state == "failed" else sys.stdout, flush=True)
+            shown, shown_at = line, now
+        if settled:
+            return
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)          # weights may still be loading in a thread that cannot be interrupted

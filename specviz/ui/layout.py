@@ -1,0 +1,143 @@
+"""The page: which components there are, where they stand and which handler each event goes to. It knows nothing of models."""
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from ..options import Options
+from . import strings
+from .examples import EXAMPLES
+from .handlers import Handlers
+from .recordings import Recording
+from .viewer import Viewer, trace_message
+
+if TYPE_CHECKING:
+    from ..service import Service
+
+__all__ = ["build", "launch"]
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+MODEL = {"concurrency_id": "model", "concurrency_limit": 1}      # one run at a time, or each would disturb the other's times
+PRIVATE = {"api_visibility": "private"}
+LIGHT = {"queue": False, "show_progress": "hidden", **PRIVATE}
+
+# The style stands in the head because `css_paths` rewrites selectors (it nests them, so that `body[...]` would match nothing).
+# Model text may name pictures anywhere on the web; nothing on this page needs one from outside.
+HEAD = """<meta http-equiv="Content-Security-Policy" content="img-src 'self' data: blob:; media-src 'self' data: blob:">
+<style>{css}</style>"""
+
+HEADER = f"""
+<header class="page-header">
+  <div class="page-title"><h1>{strings.NAME}</h1><p>{strings.HEADLINE}</p></div>
+  <button type="button" class="page-theme" data-theme aria-label="Switch between light and dark">◐</button>
+</header>
+<nav class="page-views" aria-label="View">
+  <button type="button" data-view="tokens" aria-pressed="true">Tokens</button>
+  <button type="button" data-view="charts" aria-pressed="false">Charts</button>
+  <button type="button" data-view="chat" aria-pressed="false">Chat</button>
+</nav>
+<button type="button" class="page-live" data-view="chat">Run live</button>"""
+
+
+def build(service: Service, recording: Recording, *, method: str | None = None, k: int | None = None) -> gr.Blocks:
+    """The whole page, not launched. recording: what the viewer shows until the first run. method, k: what to begin with."""
+    handlers = Handlers(service, method=method)
+    with gr.Blocks(title="specviz: speculative decoding, made visible", fill_width=True, analytics_enabled=False) as page:
+        gr.HTML(html_template=HEADER, css_template="", js_on_load=(ASSETS / "page.js").read_text(encoding="utf-8"), apply_default_css=False,
+                elem_id="header")
+        status = gr.HTML(strings.status_html(handlers.resting_line()), elem_id="status", padding=False)
+        if recording.problem:
+            gr.HTML(f'<p class="page-notice" role="alert">{html.escape(recording.problem)}</p>', elem_id="notice", padding=False)
+        with gr.Row(elem_id="main", equal_height=False):
+            with gr.Column(scale=4, min_width=320, elem_id="chat-column"):
+                chat = gr.Chatbot(
+                    elem_id="chat", show_label=False, height="max(340px, calc(100vh - 430px))", placeholder=strings.EMPTY_CHAT,
+                    examples=[{"text": example.prompt, "display_text": example.card} for example in EXAMPLES], editable="user",
+                    buttons=["copy", "copy_all"], sanitize_html=True, latex_delimiters=[], feedback_options=None, layout="bubble")
+                prompt = gr.Textbox(elem_id="prompt", label="Message", show_label=False, container=False, placeholder="Write a message …",
+                                    lines=1, max_lines=8, submit_btn=True, stop_btn=False, autofocus=True)
+                more = gr.Button("Continue measuring", elem_id="more", size="sm", visible=False)
+                settings, menus = _controls(handlers, k)
+            with gr.Column(scale=7, min_width=320, elem_id="viewer-column"):
+                first = trace_message(recording.trace) if recording.trace else None
+                viewer = Viewer(first, resync=handlers.archive.resync, elem_id="viewer")
+
+        screen = [viewer, chat, status, prompt, more]
+        live = dict(outputs=screen, trigger_mode="multiple", show_progress="minimal", show_progress_on=[status], **MODEL, **PRIVATE)
+
+        def answered_by(event: Callable[..., Any], take: Callable[..., Any], inputs: list[Any]) -> None:
+            """First the question appears, at once; then, in its turn, the answer."""
+            event(take, inputs, [prompt, chat], **LIGHT).then(handlers.respond, [chat, *settings], **live)
+
+        answered_by(prompt.submit, handlers.ask, [prompt, chat])
+        answered_by(chat.example_select, handlers.ask_example, [chat])
+        answered_by(chat.retry, handlers.retry, [chat])
+        answered_by(chat.edit, handlers.edit, [chat])
+        chat.undo(handlers.undo, [chat], [prompt, chat], **LIGHT)
+        chat.clear(handlers.clear, None, screen, **LIGHT)
+        prompt.stop(handlers.stop, None, prompt, **LIGHT)
+        more.click(handlers.measure_more, [chat], **live)
+        page.load(handlers.load, None, [status, *menus], show_progress="hidden", concurrency_limit=None, **PRIVATE)
+        page.unload(handlers.leave)
+        gr.api(handlers.generate, api_name="generate", **MODEL)
+    return page.queue(max_size=20)
+
+
+def launch(page: gr.Blocks, options: Options, port: int) -> tuple[str, str | None]:
+    """Serve the page and return at once: (local address, public address or None)."""
+    _, address, public = page.launch(
+        server_name=options.host, server_port=port, share=options.share, auth=options.auth, root_path=options.root_path,
+        inbrowser=options.browser and not options.on_space, quiet=True, prevent_thread_lock=True, run_history=options.history and None,
+        theme=_theme(), head=HEAD.format(css=(ASSETS / "page.css").read_text(encoding="utf-8")), footer_links=["api", "settings"], ssr_mode=False,
+        state_session_capacity=1000)
+    return address, public
+
+
+def _controls(handlers: Handlers, k: int | None) -> tuple[list[Any], list[Any]]:
+    """The settings in the order of `handlers.Settings`, and what the loading of the model fills in."""
+    menu = handlers.method_menu()
+    with gr.Group(elem_id="speculation"):
+        with gr.Row():
+            method = gr.Dropdown(**menu, label="Drafting method", filterable=False, min_width=180, elem_id="method")
+            length = gr.Slider(1, max(16, k or 0), value=k or 5, step=1, label="Draft length K", min_width=140, elem_id="k")
+        note = gr.Markdown(handlers.method_note(menu["value"]), elem_id="method-note")
+        with gr.Row():
+            measure = gr.Checkbox(True, label="Measure plain decoding too", min_width=140, elem_id="measure-plain")
+            keep = gr.Checkbox(True, label="Keep probabilities", min_width=140, elem_id="keep-probs")
+    with gr.Accordion("Sampling and limits", open=False, elem_id="sampling"):
+        greedy = gr.Checkbox(True, label="Greedy: always the most probable token", elem_id="greedy")
+        with gr.Row():
+            temperature = gr.Slider(0.05, 2, value=0.8, step=0.05, label="Temperature", interactive=False, min_width=140,
+                                    elem_id="temperature")
+            top_k = gr.Slider(0, 200, value=0, step=1, label="Top-k (0 is off)", interactive=False, min_width=140, elem_id="top-k")
+        with gr.Row():
+            top_p = gr.Slider(0.05, 1, value=0.95, step=0.01, label="Top-p (1 is off)", interactive=False, min_width=140, elem_id="top-p")
+            min_p = gr.Slider(0, 0.5, value=0, step=0.01, label="Min-p (0 is off)", interactive=False, min_width=140, elem_id="min-p")
+        with gr.Row(equal_height=True):
+            seed = gr.Number(0, label="Seed", precision=0, min_width=100, elem_id="seed")
+            fresh = gr.Button("New seed", size="sm", min_width=90, elem_id="new-seed")
+        with gr.Row():
+            limit = gr.Slider(8, 2048, value=256, step=8, label="New tokens at most", min_width=140, elem_id="max-new-tokens")
+            penalty = gr.Slider(1, 2, value=1, step=0.01, label="Repetition penalty (1 is off)", min_width=140,
+                                elem_id="repetition-penalty")
+        stop = gr.Textbox(label="Stop strings, one per line (\\n is a line break)", lines=1, max_lines=4, elem_id="stop-strings")
+    with gr.Accordion("System prompt", open=False, elem_id="system"):
+        system = gr.Textbox(show_label=False, container=False, lines=2, max_lines=8, placeholder="You are a helpful assistant.",
+                            elem_id="system-prompt")
+
+    method.change(handlers.method_note, method, note, **LIGHT)
+    greedy.change(lambda on: [gr.update(interactive=not on)] * 4, greedy, [temperature, top_k, top_p, min_p], **LIGHT)
+    fresh.click(None, None, seed, js="() => Math.floor(Math.random() * 2147483648)")
+    return ([system, method, length, greedy, temperature, top_k, top_p, min_p, penalty, seed, limit, stop, measure, keep],
+            [method, note])
+
+
+def _theme() -> gr.themes.Base:
+    """Neutral, with fonts that come with Gradio: a theme from the Hub or a Google font would call outside."""
+    font = (gr.themes.LocalFont("IBM Plex Sans", weights=(400, 700)), "ui-sans-serif", "system-ui", "sans-serif")   # its 600 lacks letters
+    return gr.themes.Base(font=font, primary_hue=gr.themes.colors.emerald, secondary_hue=gr.themes.colors.emerald, neutral_hue=gr.themes.colors.gray,
+                          radius_size=gr.themes.sizes.radius_md, spacing_size=gr.themes.sizes.spacing_md)

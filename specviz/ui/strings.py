@@ -1,0 +1,120 @@
+"""Every sentence on the page that is not a figure's title. It knows nothing of Gradio, models or the engine."""
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["EMPTY_CHAT", "HEADLINE", "NAME", "configuration", "continue_label", "footer", "loading", "measuring", "method_choice",
+           "method_note", "outcome", "progress", "ready", "speculation_state", "status_html", "status_line"]
+
+NAME = "specviz"
+HEADLINE = "A small guess, one big check: watch a language model speed up without changing what it says."
+EMPTY_CHAT = "### Ask something\nEvery token of the answer is coloured by how it came about. Or begin with one of these:"
+UNAVAILABLE = "unavailable"
+
+ENDINGS = {"length": "length limit reached", "stop": "stop string found", "cancelled": "stopped", "error": "ended by an error"}
+WINDOW = 8                   # so many steps without a draft, one after the other, count as a pause
+
+
+def method_choice(label: str, available: bool) -> str:
+    """A method's name in the menu; page.css greys the ones that end in this word."""
+    return label if available else f"{label} · {UNAVAILABLE}"
+
+
+def method_note(summary: str, reason: str, note: str) -> str:
+    """The line under the method menu."""
+    if reason:
+        return f"Unavailable: {reason.rstrip('.')}."
+    return " ".join(f"{part[:1].upper()}{part[1:].rstrip('.')}." for part in (summary, note) if part)
+
+
+def configuration(config: Mapping[str, Any], *, model: bool = True) -> list[str]:
+    """The effective configuration in words, as read back from the engine; what it does not say is left out."""
+    words = [str(config["target"])] if model and config.get("target") else []
+    words += [str(config[name]) for name in ("dtype", "quantization") if config.get(name) and config[name] != "none"]
+    device, threads = config.get("device"), config.get("threads")
+    if device:
+        words.append(f"{device}, {threads} thread{'s' * (threads != 1)}" if threads else str(device))
+    return words
+
+
+def status_line(state: str, words: Sequence[str]) -> str:
+    """state · method · effective configuration · progress."""
+    return " · ".join([state, *(word for word in words if word)])
+
+
+def ready(config: Mapping[str, Any]) -> str:
+    return status_line("ready", configuration(config))
+
+
+def speculation_state(method: str, drafted: Sequence[int], draft_stop: str) -> str:
+    """Whether speculation works, and why not: "active", "off: ..." or "paused: ...".
+
+    drafted: drafted tokens of the decode steps so far. draft_stop: why the last step's drafting ended, in the drafter's words.
+    """
+    if method == "plain":
+        return "off: the method is plain decoding"
+    if len(drafted) >= WINDOW and not any(drafted[-WINDOW:]):
+        return f"paused: {draft_stop or 'no drafts'}"
+    return "active"
+
+
+def progress(num_steps: int, stats: Mapping[str, Any] | None) -> list[str]:
+    words = [f"step {num_steps}"] if num_steps else ["reading the prompt"]
+    rate = (stats or {}).get("tokens_per_s")
+    return words + ([f"{rate:.1f} tokens/s"] if rate else [])
+
+
+def loading(message: str, fraction: float | None) -> str:
+    percent = "" if fraction is None else f" {100 * fraction:.0f} %"
+    return f"loading: {message}{percent}"
+
+
+def outcome(stats: Mapping[str, Any]) -> list[str]:
+    """How a run went, for the status line."""
+    words = [f"{stats['num_tokens']} tokens in {stats['num_steps']} steps"] if stats.get("num_steps") else []
+    return words + ([f"{stats['speed_up']:.2f}× (measured)"] if stats.get("speed_up") is not None else [])
+
+
+def continue_label(num_done: int, num_tokens: int) -> str:
+    return f"Continue measuring plain decoding ({num_done} of {num_tokens} tokens so far)"
+
+
+def measuring(num_done: int, num_tokens: int) -> str:
+    return f"measuring plain decoding for comparison · {num_done} of {num_tokens} tokens"
+
+
+def footer(stats: Mapping[str, Any] | None, reason: str, *, still_measuring: bool = False) -> str:
+    """The line under an answer. Figures that were not measured are left out; nothing here is a prediction."""
+    stats = stats or {}
+    words = []
+    if (rate := stats.get("tokens_per_s")) is not None:
+        words.append(f"{rate:.1f} tokens/s")
+    if (speed_up := stats.get("speed_up")) is not None:
+        words.append(f"{speed_up:.2f}× plain decoding")
+    elif still_measuring:
+        words.append("measuring plain decoding …")
+    if (per_step := stats.get("tokens_per_step")) is not None and stats.get("num_draft_tokens"):
+        words.append(f"{per_step:.2f} tokens per step")
+    if stats.get("num_draft_tokens"):
+        words.append(f"{stats['num_accepted_draft_tokens']} of {stats['num_draft_tokens']} drafts accepted")
+    if (num_tokens := stats.get("num_tokens")) is not None:
+        words.append(f"{num_tokens} token{'s' * (num_tokens != 1)}")
+    if reason in ENDINGS:
+        words.append(ENDINGS[reason])
+    if stats.get("repeating"):
+        words.append("repeating text, not representative")
+    return " · ".join(words)
+
+
+def status_html(line: str) -> str:
+    """The status line as markup: a dot in the colour of its state, then the text, escaped."""
+    state = line.split(" · ")[0].split(":")[0].strip()
+    state = "measuring" if state.startswith("measuring") else state
+    kind = {"active": "active", "ready": "ready", "off": "off", "paused": "off", "loading": "busy", "waiting": "busy", "measuring": "busy",
+            "failed": "failed", "error": "failed"}.get(state, "ready")
+    text = html.escape(line)
+    if state in ("active", "off", "paused"):
+        text = f"speculation {text}"
+    return f'<div class="page-status" role="status" data-state="{kind}"><span class="page-dot" aria-hidden="true"></span><span>{text}</span></div>'

@@ -1,0 +1,90 @@
+"""One update of the page's live outputs, and what the server remembers of an open page. It knows nothing of what is said there."""
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from .slicer import Slicer
+
+if TYPE_CHECKING:                # the service imports torch; the page opens without waiting for it
+    from ..service import Run
+
+__all__ = ["Pace", "SKIP", "Screen", "Visit", "Visits"]
+
+SKIP = gr.skip()
+
+
+class Screen(tuple):
+    """One update of the page's live outputs, in the order of `FIELDS`; what is not named stays as it is."""
+    FIELDS = ("viewer", "chat", "status", "prompt", "more")
+
+    def __new__(cls, **changes: Any) -> Screen:
+        assert changes.keys() <= set(cls.FIELDS)
+        return super().__new__(cls, (changes.get(name, SKIP) for name in cls.FIELDS))
+
+    def viewer_only(self) -> Screen:
+        """For a turn that is over: the next question is on the screen already."""
+        return Screen(viewer=self[0])
+
+
+@dataclass(slots=True)
+class Visit:
+    """What the server remembers of one open page.
+
+    turn: number of the last question; a generator of an earlier turn must not touch the chat any more. busy: a question waits or is
+    being answered. stopped: Stop was pressed. interrupted: someone waits, so end the plain measurement.
+    """
+    turn: int = 0
+    busy: bool = False
+    stopped: threading.Event = field(default_factory=threading.Event)
+    interrupted: threading.Event = field(default_factory=threading.Event)
+    run: Run | None = None
+    slicer: Slicer | None = None
+    drafted: list[int] = field(default_factory=list)
+
+
+class Pace:
+    """Says when the next update is due, at most one per `interval_s`."""
+
+    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
+        self._interval_s, self._clock, self._last_s = interval_s, clock, float("-inf")
+
+    def due(self) -> bool:
+        now = self._clock()
+        if now - self._last_s < self._interval_s:
+            return False
+        self._last_s = now
+        return True
+
+
+class Visits:
+    """The open pages by their session hash; beyond `max_visits` the one that was silent longest is forgotten."""
+
+    def __init__(self, max_visits: int = 256) -> None:
+        self._max_visits = max_visits
+        self._visits: OrderedDict[str, Visit] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, request: gr.Request) -> Visit:
+        key = str(request.session_hash)
+        with self._lock:
+            visit = self._visits.setdefault(key, Visit())
+            self._visits.move_to_end(key)
+            while len(self._visits) > self._max_visits:
+                self._visits.popitem(last=False)
+            return visit
+
+    def forget(self, request: gr.Request) -> None:
+        with self._lock:
+            self._visits.pop(str(request.session_hash), None)
+
+    def interrupt(self) -> None:
+        """End plain measurements, everybody's: a conversation that waits comes first."""
+        with self._lock:
+            for visit in self._visits.values():
+                visit.interrupted.set()
