@@ -1,0 +1,158 @@
+"""A decoder for the Llama family on a CPU that spends few operators per layer: llama, mistral, qwen2, qwen3.
+
+It knows nothing of caches, masks or rows of a batch: the caller's `attend` stores keys and values and attends. Built from a loaded,
+unmodified transformers model (checked with 5.24), to which it is equal up to rounding.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .linear import describe, fuse, make_linear
+
+__all__ = ["Attend", "LeanDecoder", "LeanOutput"]
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float, "int | None"], Tensor]
+
+_CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}        # the angles depend on the position alone, not on the length of the text
+
+
+@dataclass(frozen=True, slots=True)
+class LeanOutput:
+    """hidden: [T, H] after the final norm. taps: layer -> [T, H], the input of that layer."""
+    hidden: Tensor
+    taps: Mapping[int, Tensor]
+
+
+class LeanDecoder(nn.Module):
+    """Token embedding, decoder layers, final norm and LM head, with fused projections and precomputed rotary angles.
+
+    precision, head_precision: "fp32", "bf16" or "int8", see `linear.py`; other dtypes than float32 keep torch's linears.
+    consume: take the weights over: the model given is left without layers and head and is of no further use.
+    """
+
+    def __init__(self, model: Any, precision: str = "fp32", head_precision: str | None = None, *, consume: bool = False) -> None:
+        super().__init__()
+        config, inner = model.config, model.model
+        self.embed: nn.Embedding = inner.embed_tokens
+        self._eps: float = config.rms_norm_eps
+        self._norm = inner.norm.weight.detach()
+        self._rotary = _RotaryTable(inner.rotary_emb, self._norm.dtype)
+        self.layers = nn.ModuleList()
+        for index, layer in enumerate(inner.layers):
+            self.layers.append(_LeanLayer(index, layer, config, precision))
+            if consume:                          # layer by layer, so that two copies of all weights never exist
+                inner.layers[index] = nn.Identity()
+        self.head = make_linear(model.lm_head, head_precision or precision)
+        if consume:
+            inner.layers = nn.ModuleList()
+            model.lm_head = nn.Identity()
+
+    @staticmethod
+    def supports(model: Any) -> bool:
+        """Whether the model is one of the known classes, on the CPU, with plain linears and rotary angles that never change."""
+        if type(model).__name__ not in _CLASSES or model.config.hidden_act not in ("silu", "swish"):
+            return False
+        rotary = model.model.rotary_emb
+        if getattr(rotary, "rope_type", None) not in _ROPE_TYPES or len(rotary.inv_freq) * 2 != model.model.layers[0].self_attn.head_dim:
+            return False
+        linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        return all(type(linear) is nn.Linear and linear.weight.device.type == "cpu" for linear in linears)
+
+    def describe(self) -> dict[str, Any]:
+        """Precision, kernel, instruction set and row independence, as `linear.describe`."""
+        return describe(self, self.head)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, num_layers: int | None = None, taps: Sequence[int] = ()
+                ) -> LeanOutput:
+        """Run T tokens through the layers.
+
+        token_ids, positions: int64 [T]. attend(layer, query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D], scaling, window): called once
+        per layer, returns [T, Hq * D]; keys come rotated. num_layers: only the first ones, then the final norm (early exit).
+        taps: layers whose input is wanted; `num_layers` means the last layer's output before the norm.
+        """
+        num_layers = len(self.layers) if num_layers is None else num_layers
+        cos, sin = self._rotary.at(positions)
+        hidden = F.embedding(token_ids, self.embed.weight)
+        tapped: dict[int, Tensor] = {}
+        for index in range(num_layers):
+            if index in taps:
+                tapped[index] = hidden
+            hidden = self.layers[index].forward(hidden, cos, sin, attend)
+        if num_layers in taps:
+            tapped[num_layers] = hidden
+        return LeanOutput(F.rms_norm(hidden, self._norm.shape, self._norm, self._eps), tapped)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, H] after the final norm -> [n, V]."""
+        return self.head(hidden)
+
+
+class _LeanLayer(nn.Module):
+    """One decoder layer. Norm weights are taken over, projections fused: query, key and value in one, gate and up in one."""
+
+    def __init__(self, index: int, layer: Any, config: Any, precision: str) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self._index = index
+        self._head_dim: int = attention.head_dim
+        self._num_heads: int = config.num_attention_heads
+        self._num_rotated: int = self._num_heads + config.num_key_value_heads
+        self._rotated_size = self._num_rotated * self._head_dim
+        self._scaling: float = attention.scaling
+        self._window: int | None = attention.sliding_window if hasattr(attention, "sliding_window") else _window(config)
+        self._eps: float = config.rms_norm_eps
+        self._input_norm, self._mlp_norm = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()
+        self._head_norms = tuple(norm.weight.detach() for norm in (attention.q_norm, attention.k_norm)) if hasattr(attention, "q_norm") else None
+        self._intermediate: int = mlp.gate_proj.out_features
+        self.qkv = make_linear(fuse([attention.q_proj, attention.k_proj, attention.v_proj]), precision)
+        self.out = make_linear(attention.o_proj, precision)
+        self.gate_up = make_linear(fuse([mlp.gate_proj, mlp.up_proj]), precision)
+        self.down = make_linear(mlp.down_proj, precision)
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        num_tokens, head_dim = hidden.shape[0], self._head_dim
+        mixed = self.qkv(F.rms_norm(hidden, self._input_norm.shape, self._input_norm, self._eps))
+        rotated = mixed[:, :self._rotated_size].view(num_tokens, self._num_rotated, head_dim)
+        value = mixed[:, self._rotated_size:].view(num_tokens, -1, head_dim)
+        if self._head_norms is not None:
+            rotated = torch.cat([F.rms_norm(part, weight.shape, weight, self._eps) for part, weight in
+                                 zip((rotated[:, :self._num_heads], rotated[:, self._num_heads:]), self._head_norms)], 1)
+        half = head_dim // 2
+        swapped = torch.cat((rotated[..., half:], rotated[..., :half]), -1)
+        rotated = torch.addcmul(rotated * cos, swapped, sin)                     # sin carries the sign of the rotated half
+        query, key = rotated[:, :self._num_heads].contiguous(), rotated[:, self._num_heads:]
+        hidden = hidden + self.out(attend(self._index, query, key, value, self._scaling, self._window))
+        both = self.gate_up(F.rms_norm(hidden, self._mlp_norm.shape, self._mlp_norm, self._eps))
+        return hidden + self.down(F.silu(both[:, :self._intermediate]).mul_(both[:, self._intermediate:]))
+
+
+class _RotaryTable:
+    """Cosines and signed sines per position, [positions, 1, D], asked of the model's own rotary module and doubled when too short."""
+
+    def __init__(self, rotary: nn.Module, dtype: torch.dtype) -> None:
+        self._rotary, self._dtype = rotary, dtype
+        self._cos = self._sin = torch.empty(0)
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        needed = int(positions.max()) + 1
+        if needed > len(self._cos):
+            self._grow(max(needed, 2 * len(self._cos), 1024))
+        return self._cos[positions], self._sin[positions]
+
+    @torch.inference_mode()
+    def _grow(self, length: int) -> None:
+        cos, sin = self._rotary(torch.empty(0, dtype=self._dtype), torch.arange(length)[None])
+        half = cos.shape[-1] // 2
+        self._cos, self._sin = cos[0, :, None], torch.cat((-sin[0, :, None, :half], sin[0, :, None, half:]), -1)
+
+
+def _window(config: Any) -> int | None:
+    """The window of models that keep it in the config only (Mistral)."""
+    return getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
