@@ -41,9 +41,8 @@ class LeanDecoder(nn.Module):
         super().__init__()
         config, inner = model.config, model.model
         self.embed: nn.Embedding = inner.embed_tokens
-        self._eps: float = config.rms_norm_eps
-        self._norm = inner.norm.weight.detach()
-        self._rotary = _RotaryTable(inner.rotary_emb, self._norm.dtype)
+        self._norm = _norm(inner.norm)
+        self._rotary = _RotaryTable(inner.rotary_emb, inner.norm.weight.dtype)
         self.layers = nn.ModuleList()
         for index, layer in enumerate(inner.layers):
             self.layers.append(_LeanLayer(index, layer, config, precision))
@@ -87,7 +86,7 @@ class LeanDecoder(nn.Module):
             hidden = self.layers[index].forward(hidden, cos, sin, attend)
         if num_layers in taps:
             tapped[num_layers] = hidden
-        return LeanOutput(F.rms_norm(hidden, self._norm.shape, self._norm, self._eps), tapped)
+        return LeanOutput(self._norm(hidden), tapped)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, H] after the final norm -> [n, V]."""
@@ -107,9 +106,8 @@ class _LeanLayer(nn.Module):
         self._rotated_size = self._num_rotated * self._head_dim
         self._scaling: float = attention.scaling
         self._window: int | None = attention.sliding_window if hasattr(attention, "sliding_window") else _window(config)
-        self._eps: float = config.rms_norm_eps
-        self._input_norm, self._mlp_norm = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()
-        self._head_norms = tuple(norm.weight.detach() for norm in (attention.q_norm, attention.k_norm)) if hasattr(attention, "q_norm") else None
+        self._input_norm, self._mlp_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self._head_norms = (_norm(attention.q_norm), _norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
         self._intermediate: int = mlp.gate_proj.out_features
         self.qkv = make_linear(fuse([attention.q_proj, attention.k_proj, attention.v_proj]), precision)
         self.out = make_linear(attention.o_proj, precision)
@@ -118,18 +116,18 @@ class _LeanLayer(nn.Module):
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         num_tokens, head_dim = hidden.shape[0], self._head_dim
-        mixed = self.qkv(F.rms_norm(hidden, self._input_norm.shape, self._input_norm, self._eps))
+        mixed = self.qkv(self._input_norm(hidden))
         rotated = mixed[:, :self._rotated_size].view(num_tokens, self._num_rotated, head_dim)
         value = mixed[:, self._rotated_size:].view(num_tokens, -1, head_dim)
         if self._head_norms is not None:
-            rotated = torch.cat([F.rms_norm(part, weight.shape, weight, self._eps) for part, weight in
-                                 zip((rotated[:, :self._num_heads], rotated[:, self._num_heads:]), self._head_norms)], 1)
+            query_norm, key_norm = self._head_norms
+            rotated = torch.cat((query_norm(rotated[:, :self._num_heads]), key_norm(rotated[:, self._num_heads:])), 1)
         half = head_dim // 2
         swapped = torch.cat((rotated[..., half:], rotated[..., :half]), -1)
         rotated = torch.addcmul(rotated * cos, swapped, sin)                     # sin carries the sign of the rotated half
         query, key = rotated[:, :self._num_heads].contiguous(), rotated[:, self._num_heads:]
         hidden = hidden + self.out(attend(self._index, query, key, value, self._scaling, self._window))
-        both = self.gate_up(F.rms_norm(hidden, self._mlp_norm.shape, self._mlp_norm, self._eps))
+        both = self.gate_up(self._mlp_norm(hidden))
         return hidden + self.down(F.silu(both[:, :self._intermediate]).mul_(both[:, self._intermediate:]))
 
 
@@ -151,6 +149,15 @@ class _RotaryTable:
         cos, sin = self._rotary(torch.empty(0, dtype=self._dtype), torch.arange(length)[None])
         half = cos.shape[-1] // 2
         self._cos, self._sin = cos[0, :, None], torch.cat((-sin[0, :, None, :half], sin[0, :, None, half:]), -1)
+
+
+def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The norm as one operator. transformers' own takes six and computes in float32 even in a float64 model, which is left as it is."""
+    weight, eps = module.weight.detach(), module.variance_epsilon
+    if weight.dtype != torch.float32:
+        return module
+    shape, call = weight.shape, F.rms_norm
+    return lambda x: call(x, shape, weight, eps)
 
 
 def _window(config: Any) -> int | None:

@@ -24,7 +24,7 @@ __all__ = ["Int8Linear", "PRECISIONS", "PackedLinear", "PlainLinear", "describe"
 
 PRECISIONS = ("fp32", "bf16", "int8")
 _HINT = 4                        # rows the packing is laid out for; 1 would lose row independence and all gain beyond one row
-_SMALLEST = 32                   # layers with fewer outputs (routers of mixtures) are left alone: nothing to win, much to lose
+_SMALLEST = 16                   # layers with fewer outputs (routers of mixtures) are left alone: nothing to win, much to lose
 _TINY = 1e-30
 
 
@@ -194,8 +194,9 @@ def _row_limits(num_out: int, num_in: int, dtype: torch.dtype, num_threads: int)
     for least in (1, 2):
         alone = torch.cat([run(start, least) for start in range(0, 16, least)])
         if all(torch.equal(run(0, count), alone[:count]) for count in range(least, 17)):
-            alike = all(torch.equal(run(0, count)[:16], alone) for count in (64, 256))
-            return least, None if alike else 16
+            blocks = torch.cat([run(start, 16) for start in range(0, 256, 16)])
+            alike = all(torch.equal(run(0, count), blocks[:count]) for count in (48, 256))
+            return least, None if alike and dtype == torch.float32 else 16      # AMX rounds a few bf16 sums of large blocks otherwise
     return None
 
 
