@@ -1,0 +1,234 @@
+"""The command line, the start in the background, and the page's public endpoint in process over a scripted service."""
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fake_service import ANSWER, FakeService
+
+import app
+from specviz.errors import InputError, LoadError, SpecvizError
+from specviz.options import Options, parse
+from specviz.trace import dumps
+
+ROOT = Path(app.__file__).parent
+FLAGS = ("--host --port --no-browser --share --auth --root-path --target --draft --device --dtype --quantization --method --k --threads "
+         "--cache-dir --trace --offline --no-history --force-public").split()
+
+
+def recorded():
+    """A trace made by the scripted service."""
+    from specviz.engine.sampling import SamplingParams
+    from specviz.service import ChatRequest
+    run = FakeService().submit(ChatRequest(({"role": "user", "content": "Hi"},), SamplingParams(), "prompt_lookup"))
+    assert list(run) and list(run.measure_plain())
+    return run.trace()
+
+
+# ---- arguments --------------------------------------------------------------------------------------------------------------------------
+
+def test_help_names_every_flag_and_imports_nothing_heavy():
+    """--help answers before torch or Gradio would be imported."""
+    code = "import sys, app\ntry: app.main(['--help'])\nfinally: print([m for m in ('torch', 'gradio', 'transformers', 'plotly') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert all(flag in done.stdout for flag in FLAGS) and done.stdout.strip().endswith("[]")
+
+
+def test_defaults_are_this_machine_only():
+    options = parse([], {})
+    assert (options.host, options.port, options.browser, options.public, options.history) == ("127.0.0.1", 7860, True, False, True)
+    assert Options() == options
+
+
+def test_every_flag_reaches_the_options():
+    options = parse(("--host 0.0.0.0 --port 80 --no-browser --share --auth me:a:b --root-path /x --target T --draft D --device cuda:1 --dtype "
+                     "bfloat16 --quantization nf4 --method eagle --k 7 --threads 3 --cache-dir /c --trace t.json --offline --no-history").split(), {})
+    assert options == Options(target="T", draft="D", device="cuda:1", dtype="bfloat16", quantization="nf4", method="eagle", k=7, threads=3,
+                              cache_dir=Path("/c"), offline=True, trace=Path("t.json"), host="0.0.0.0", port=80, browser=False, share=True,
+                              auth=("me", "a:b"), root_path="/x", history=False)
+
+
+@pytest.mark.parametrize("argv", [["--share"], ["--host", "0.0.0.0"], ["--host", "192.168.1.5"]])
+def test_a_public_page_needs_a_password(argv):
+    """Other people reach the page only with --auth, --force-public, or on a Space, where that is the purpose."""
+    with pytest.raises(InputError, match="--auth USER:PASSWORD"):
+        parse(argv, {})
+    assert parse([*argv, "--auth", "a:b"], {}).public and parse([*argv, "--force-public"], {}).public
+    assert parse(argv, {"SPACE_ID": "me/specviz"}).public
+
+
+def test_gradio_variables_are_honoured_and_judged_alike():
+    options = parse([], {"GRADIO_SERVER_PORT": "9000", "GRADIO_ROOT_PATH": "/app"})
+    assert (options.port, options.root_path) == (9000, "/app")
+    assert parse([], {"SPACE_ID": "me/specviz"}).host == "0.0.0.0"
+    with pytest.raises(InputError):
+        parse([], {"GRADIO_SERVER_NAME": "0.0.0.0"})
+
+
+@pytest.mark.parametrize("argv", [["--k", "0"], ["--k", "65"], ["--threads", "0"], ["--port", "70000"]])
+def test_a_value_out_of_range_names_its_flag(argv):
+    with pytest.raises(InputError, match=argv[0]):
+        parse(argv, {})
+
+
+def test_a_busy_port_moves_on():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = taken.getsockname()[1]
+        assert app.free_port("127.0.0.1", busy) > busy
+        with pytest.raises(InputError, match="No free port"):
+            app.free_port("127.0.0.1", busy, tries=1)
+
+
+def test_main_refuses_with_one_sentence(capsys):
+    assert app.main(["--share"]) == 2
+    assert capsys.readouterr().err.startswith("specviz: --share lets other people")
+
+
+# ---- starting ---------------------------------------------------------------------------------------------------------------------------
+
+def test_late_service_is_loading_then_the_service():
+    """The page can be built and asked while the engine is still being imported, and it refuses questions with the reason."""
+    go = threading.Event()
+    late = app.LateService(lambda: go.wait(10) and FakeService())
+    assert late.status().state == "loading" and late.config() == {} and late.methods() == [] and late.default_method() == ""
+    with pytest.raises(SpecvizError, match="Nothing can be answered yet"):
+        late.submit(None)
+    go.set()
+    late._thread.join(10)
+    assert late.status().state == "ready" and late.default_method() == "prompt_lookup"
+    late.close()
+
+
+@pytest.mark.parametrize(("error", "words"), [(LoadError("No weights here and --offline."), "No weights here"), (ZeroDivisionError("x"), "ZeroDiv")])
+def test_late_service_that_fails_says_why(error, words):
+    def broken():
+        raise error
+    late = app.LateService(broken)
+    late._thread.join(10)
+    assert late.status().state == "failed" and words in late.status().message
+    late.close()
+
+
+def test_a_broken_trace_file_is_a_sentence_and_the_bundled_one_is_shown(tmp_path):
+    from specviz.ui.recordings import opening
+    bundled, mine = tmp_path / "bundled", tmp_path / "mine.json"
+    bundled.mkdir()
+    (bundled / "01.json").write_text(dumps(recorded()))
+    mine.write_text("{")
+    broken = opening(mine, bundled)
+    assert broken.problem and broken.trace == opening(None, bundled).trace is not None
+    mine.write_text(dumps(recorded()))
+    assert opening(mine, bundled).name == "mine.json" and not opening(mine, bundled).problem
+    assert opening(tmp_path / "nowhere.json", tmp_path / "nothing").trace is None
+    assert "nowhere.json" in opening(tmp_path / "nowhere.json", tmp_path / "nothing").problem
+
+
+def test_the_program_starts_without_a_model_and_ends_on_ctrl_c(tmp_path):
+    """With nothing to load and no network the page is served, the reason is printed, and Ctrl-C ends it cleanly."""
+    program = tmp_path / "start.py"
+    program.write_text(
+        "import sys, app\nfrom specviz.errors import LoadError\n"
+        "def nothing(options): raise LoadError('The weights are not on this machine and --offline forbids fetching them.')\n"
+        "sys.exit(app.main(sys.argv[1:], nothing))\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with subprocess.Popen([sys.executable, str(program), "--no-browser", "--offline", "--port", str(port)], cwd=ROOT, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        watchdog = threading.Timer(90, process.kill)
+        watchdog.start()
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if any("forbids" in line for line in lines) and any("http://" in line for line in lines):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stdout.read()
+        watchdog.cancel()
+    said = "".join(lines) + rest
+    assert re.search(r"open http://127\.0\.0\.1:\d+", said) and "closing" in said and "Traceback" not in said
+    assert process.returncode == 0
+
+
+# ---- the public endpoint ----------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def served():
+    """(service, url): the page over a scripted service, in this process."""
+    from specviz.ui.layout import build, launch
+    from specviz.ui.recordings import Recording
+    service = FakeService(pause_s=0.01)
+    page = build(service, Recording(trace=recorded()))
+    address, _ = launch(page, Options(browser=False, history=False), app.free_port("127.0.0.1", 0))
+    yield service, address
+    page.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    from gradio_client import Client
+    return Client(served[1], verbose=False)
+
+
+def test_only_one_endpoint_is_public(client):
+    assert list(client.view_api(return_format="dict", print_info=False)["named_endpoints"]) == ["/generate"]
+
+
+def test_generate_gives_text_stats_and_trace(served, client):
+    """The last value holds the whole answer; those before it are beginnings of it."""
+    from specviz.trace import loads
+    job = client.submit("Tell me", "Be brief.", "", 4, 0.0, 1, 200, api_name="/generate")
+    result = job.result(timeout=60)
+    assert result["text"] == ANSWER and result["stats"]["num_accepted_draft_tokens"] > 0
+    assert len(loads(json.dumps(result["trace"])).steps) == result["stats"]["num_steps"] + 1
+    assert all(ANSWER.startswith(part["text"]) for part in job.outputs())
+    request = served[0].requests[-1]
+    assert (request.method, request.k, request.sampling.seed, request.messages[0]["content"]) == ("prompt_lookup", 4, 1, "Be brief.")
+
+
+def test_generate_errors_are_sentences(served, client):
+    from gradio_client.exceptions import AppError
+    with pytest.raises(AppError, match="prompt is empty"):
+        client.predict("  ", api_name="/generate")
+    with pytest.raises(AppError, match="longer than 400 tokens"):
+        client.predict("word " * 500, api_name="/generate")
+
+
+def test_generate_can_be_cancelled(served, client):
+    """After job.cancel() the run on the server ends too: nobody reads it any more."""
+    served[0].pause_s = 0.2
+    try:
+        job = client.submit("Slow", api_name="/generate")
+        deadline = time.monotonic() + 30
+        while not job.outputs() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        run = served[0].runs[-1]
+        assert job.cancel()
+        while not run._cancelled.is_set() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert run._cancelled.is_set() and len(run.text) < len(ANSWER)
+    finally:
+        served[0].pause_s = 0.01
+
+
+def test_turns_wait_for_each_other(served, client):
+    """Two answers at once would disturb each other's times: the second starts when the first has ended."""
+    before = len(served[0].runs)
+    jobs = [client.submit(f"Question {i}", api_name="/generate") for i in range(3)]
+    most = 0
+    while not all(job.done() for job in jobs):
+        runs = served[0].runs[before:]
+        most = max(most, sum(not run.reason for run in runs))
+        time.sleep(0.01)
+    assert [job.result()["text"] for job in jobs] == [ANSWER] * 3 and most == 1
