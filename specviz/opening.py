@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .catalog import Catalog, check_vocabulary
+from .catalog import Catalog
 from .drafters import DRAFTERS, Parts
 from .engine.drafting import Drafter
 from .engine.engine import Engine
@@ -21,7 +21,7 @@ from .engine.model import LanguageModel, Row
 from .engine.record import Recorder
 from .engine.threads import choose_threads
 from .errors import InputError
-from .loading import Loaded
+from .loading import Loaded, choose_placement
 from .options import Options
 from .text import TextCodec, special_ids
 
@@ -54,14 +54,11 @@ def open_engine(options: Options, progress: Callable[[str, float | None], None])
     """Load and build everything that the options ask for. Raises SpecvizError children; runs in the thread that will use the model."""
     if options.method is not None and options.method not in DRAFTERS:
         raise InputError(f"There is no drafting method {options.method!r}; --method takes one of {', '.join(DRAFTERS)}.")
-    catalog = Catalog()
-    loaded = catalog.open_target(options.target or "default", device=options.device, dtype=options.dtype, quantization=options.quantization,
-                                 cache_dir=options.cache_dir, offline=options.offline, progress=progress)
-    drafter_loaded = None
-    if options.draft:
-        drafter_loaded = catalog.open_draft(options.draft, device=options.device, dtype=options.dtype, quantization=options.quantization,
-                                            cache_dir=options.cache_dir, offline=options.offline, progress=progress)
-        check_vocabulary(loaded.tokenizer, drafter_loaded.tokenizer)
+    catalog = Catalog(cache_dir=options.cache_dir, offline=options.offline)
+    quantization = _quantization(options)
+    loaded = catalog.open_target(options.target or "default", device=options.device, dtype=options.dtype, quantization=quantization,
+                                 progress=progress)
+    drafter_loaded = catalog.open_draft(options.draft, loaded, quantization=quantization, progress=progress) if options.draft else None
     progress("Preparing the model for this machine", None)
     target = _language_model(loaded)
     draft = _language_model(drafter_loaded) if drafter_loaded else None
@@ -82,6 +79,14 @@ def open_engine(options: Options, progress: Callable[[str, float | None], None])
     opened = Opened(Engine(target, cache, Recorder(codec.piece)), parts, codec, eos_ids, config, machine, default)
     _warm_up(target)
     return opened
+
+
+def _quantization(options: Options) -> str:
+    """What "auto" means: on a CPU in float32 the per-row INT8 linears, elsewhere the weights as they are."""
+    if options.quantization != "auto":
+        return options.quantization
+    placement = choose_placement(options.device, options.dtype)
+    return "int8" if placement.device.type == "cpu" and placement.dtype == torch.float32 else "none"
 
 
 def _language_model(loaded: Loaded) -> LanguageModel:

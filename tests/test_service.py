@@ -193,6 +193,7 @@ def test_many_at_once_are_served_and_too_many_refused(service):
             runs.append(service.submit(ask(max_new_tokens=300)))
     for run in runs:
         run.cancel()
+        assert list(run) is not None and run.reason == "cancelled"
     assert list(service.submit(ask(max_new_tokens=2)))
 
 

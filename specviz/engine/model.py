@@ -158,6 +158,8 @@ class _Lean:
         output = self.decoder.forward(tokens, positions, step.attend, num_layers=num_layers, taps=tuple(tap for tap in taps if tap != FINAL))
         hidden = output.hidden
         states = torch.cat([hidden if tap == FINAL else output.taps[tap] for tap in taps], -1) if taps else None
+        if not wanted:                           # a chunk in the middle of a prompt
+            return hidden.new_empty(0, self.decoder.embed.num_embeddings), states
         return self.decoder.logits(hidden if len(wanted) == len(tokens) else hidden[wanted]), states
 
 
