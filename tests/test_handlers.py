@@ -266,11 +266,17 @@ def test_settings_reach_the_engine():
     assert service.requests[-1].sampling.greedy and service.requests[-1].sampling.top_k == 0
 
 
-@pytest.mark.parametrize(("changes", "name"), [({"seed": None}, "seed"), ({"k": 2.5}, "k"), ({"method": None}, "method"),
-                                               ({"max_new_tokens": 0}, "max_new_tokens")])
+@pytest.mark.parametrize(("changes", "name"), [({"seed": None}, "seed"), ({"k": 2.5}, "k"), ({"max_new_tokens": 0}, "max_new_tokens")])
 def test_an_empty_or_wrong_field_is_named(changes, name):
     _, chat = turn(Handlers(FakeService()), **changes)
     assert name in text_of(chat[-1]) and chat[-1]["metadata"]["id"] == "failed"
+
+
+def test_an_empty_menu_means_the_default_method():
+    """The menu is empty when the page was opened before the model was there."""
+    service = FakeService()
+    turn(Handlers(service), method=None)
+    assert service.requests[-1].method == "prompt_lookup"
 
 
 @pytest.mark.parametrize("text", [

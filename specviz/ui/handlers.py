@@ -11,6 +11,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -101,6 +102,7 @@ class Handlers:
     def respond(self, request: gr.Request, history: list[Message], *values: Any) -> Iterator[Screen]:
         """Answer the last question, then measure plain decoding. values: see `Settings`."""
         visit, settings = self._visits.of(request), Settings(*values)
+        settings = replace(settings, method=settings.method or self.service.default_method() or "plain")     # the menu is empty at first
         if not history or history[-1]["role"] != "user":
             return
         if visit.stopped.is_set():

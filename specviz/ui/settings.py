@@ -36,8 +36,7 @@ class Settings:
         """messages: the turns so far. conversation: whose they are. Raises InputError where a field is empty or out of range."""
         from ..engine.sampling import SamplingParams
         from ..service import ChatRequest
-        if not self.method:
-            raise InputError("No drafting method is chosen. Choose one in the menu.")
+        assert self.method, "the handlers fill an empty menu with the service's default"
         for name in ("k", "seed", "max_new_tokens", "top_k"):
             value = getattr(self, name)
             if value is None or value != int(value):
