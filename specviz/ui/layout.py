@@ -117,7 +117,7 @@ def _controls(handlers: Handlers, k: int | None) -> tuple[list[Any], list[Any]]:
         with gr.Row():
             top_p = gr.Slider(0.05, 1, value=0.95, step=0.01, label="Top-p (1 is off)", interactive=False, min_width=140, elem_id="top-p")
             min_p = gr.Slider(0, 0.5, value=0, step=0.01, label="Min-p (0 is off)", interactive=False, min_width=140, elem_id="min-p")
-        with gr.Row(equal_height=True):
+        with gr.Row():
             seed = gr.Number(0, label="Seed", precision=0, min_width=100, elem_id="seed")
             fresh = gr.Button("New seed", size="sm", min_width=90, elem_id="new-seed")
         with gr.Row():

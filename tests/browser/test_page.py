@@ -2,27 +2,17 @@
 from __future__ import annotations
 
 import re
-import shutil
 from urllib.parse import urlparse
 
 import pytest
 from fake_service import ANSWER, FakeService, Status
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on this machine")]
+pytestmark = pytest.mark.browser
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
 
 SLOW_S, FAST_S = 0.12, 0.004
 BOT = "#chat [data-testid=bot]"
-
-
-@pytest.fixture(scope="module")
-def chrome():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
 
 
 def recorded():
@@ -54,9 +44,9 @@ def site():
 class Tab:
     """A page with what must never happen on it: console errors, page errors, requests that leave the machine."""
 
-    def __init__(self, chrome, address, *, width=1400, height=900, query="?__theme=light"):
+    def __init__(self, chromium, address, *, width=1400, height=900, query="?__theme=light"):
         self.problems, self.outside, self.mounts = [], [], []
-        self.context = chrome.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
+        self.context = chromium.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
         self.page = self.context.new_page()
         self.page.set_default_timeout(20_000)
         self.page.on("console", lambda m: self.problems.append(m.text) if m.type == "error" else None)
@@ -96,9 +86,9 @@ class Tab:
 
 
 @pytest.fixture
-def tab(chrome, site, request):
+def tab(chromium, site, request):
     site[0].pause_s, site[0].answer, site[0].busy, site[0].fail_after = FAST_S, ANSWER, False, None
-    opened = Tab(chrome, site[1], **getattr(request, "param", {}))
+    opened = Tab(chromium, site[1], **getattr(request, "param", {}))
     yield opened
     opened.context.close()
     assert not opened.problems and not opened.outside
@@ -258,8 +248,8 @@ def test_trouble_is_told_and_the_chat_goes_on(tab, site, trouble):
     assert [m["content"] for m in site[0].requests[-1].messages] == ["Second"]
 
 
-def test_theme_by_address_and_by_button(chrome, site):
-    dark = Tab(chrome, site[1], query="?__theme=dark")
+def test_theme_by_address_and_by_button(chromium, site):
+    dark = Tab(chromium, site[1], query="?__theme=dark")
     ground = "getComputedStyle(document.querySelector('#viewer')).backgroundColor"
     is_dark = "document.body.classList.contains('dark')"
     assert dark.page.evaluate(is_dark)
@@ -301,12 +291,12 @@ def test_a_phone_shows_one_view_at_a_time_at_full_width(tab):
     assert page.evaluate(fits)
 
 
-def test_the_page_waits_for_its_model_without_a_reload(chrome):
+def test_the_page_waits_for_its_model_without_a_reload(chromium):
     """Opened while loading: the recording plays, the status counts up, a question is refused kindly, and then the model is there."""
     service = FakeService(state="loading", message="Reading weights")
     page, address = serve(service, problem="The trace file x.json is broken <b>.")
     try:
-        tab = Tab(chrome, address)
+        tab = Tab(chromium, address)
         expect(tab.page.locator("#status")).to_contain_text("loading: Reading weights 40 %")
         expect(tab.page.locator("#notice")).to_have_text("The trace file x.json is broken <b>.")
         tab.send("Already?")
