@@ -65,7 +65,7 @@ const WORDS = {
       partial: 'Identical so far: {tokens}/{of} tokens; the plain run stopped early', tie: 'Rounding tie at token {n}',
   tieWhy: 'Speculative: “{a}”, plain: “{b}”; the target’s two best tokens were {margin} apart in log-probability, within rounding.',
   differs: 'Differs from plain decoding at token {n}',
-      differsWhy: 'Speculative: “{a}”, plain: “{b}”; margin {margin} in log-probability, more than rounding: please report the saved trace.',
+      differsWhy: 'Speculative: “{a}”, plain: “{b}”; margin {margin} in log-probability, more than rounding: please report the trace.',
   sampling: 'Sampling: same distribution as plain decoding, texts may differ', measuring: 'Measuring plain decoding: {n} tokens',
       lossy: 'This method does not promise the target’s distribution',
   repeating: 'Repeating text, not representative: a loop is easy to draft and inflates acceptance and speed-up.',
@@ -80,8 +80,8 @@ const WORDS = {
   broken: 'This trace is broken: {place} is {given}; expected {expected}.', missing: 'missing', unreadable: 'This file could not be read.',
   noCharts: 'Charts are unavailable: {why}. Tokens, playback and step details work without them.',
       notPlotly: 'the chart library’s file is not what it should be', notLoaded: 'the chart library could not be loaded',
-  chartsLoading: 'Charts are loading …', cutUnjudged: 'unjudged continues above', chartLabel: 'Chart: {title}', tableHead: ['step',
-      'accepted', 'rejected', 'unjudged', 'tokens/step', 'draft ms', 'verify ms', 'other ms', 'plain ms'],
+  chartsLoading: 'Charts are loading …', cutUnjudged: 'unjudged continues above', chartLabel: 'Chart: {title}',
+      tableHead: ['step', 'accepted', 'rejected', 'unjudged', 'tokens/step', 'draft ms', 'verify ms', 'other ms', 'plain ms'],
   said: 'Step {i}: {accepted} of {drafted} draft tokens accepted', saidThen: ', then {origin} “{text}”', saidPrompt: 'Prompt read',
       special: {eos: 'end of text', bytes: 'token {id}: part of a character'},
   reasons: {eos: 'The model ended its answer.', stop: 'A stop string ended the answer.', length: 'The length limit ended the answer.',
@@ -186,8 +186,8 @@ const TYPES = {
   int: ['a whole number, at least 0', x => whole(x) && x >= 0], 'from-1': ['a whole number, at least -1', x => whole(x) && x >= -1],
       number: ['a number', finite],
   prob: ['a number from 0 to 1', x => finite(x) && x >= 0 && x <= 1], ms: ['a time in milliseconds', x => finite(x) && x >= 0 && x < 1e12],
-  time: ['a time in milliseconds', x => finite(x) && abs(x) < 1e12], text: ['text', x => typeof x === 'string'], bool: ['true or false',
-      x => typeof x === 'boolean'],
+  time: ['a time in milliseconds', x => finite(x) && abs(x) < 1e12], text: ['text', x => typeof x === 'string'],
+      bool: ['true or false', x => typeof x === 'boolean'],
 };
 for (const name in WORD_SETS) TYPES[name] = ['one of ' + WORD_SETS[name].join(', '), x => WORD_SETS[name].includes(x)];
 const isObject = x => x !== null && typeof x === 'object' && !Array.isArray(x);
@@ -207,8 +207,8 @@ function checkRecord(shape, data, place) {
     const type = SHAPES[shape][name], at = place + '.' + name, value = data[name];
     if (value === undefined) { if (type.includes('!')) broken(at, undefined, 'a value'); continue; }
     if (type[0] === '[') checkList(type.slice(1), value, at);
-    else if (type[0] === '{') { if (!isObject(value)) broken(at, value, 'an object'); for (const key in value) checkRecord(type.slice(1),
-        value[key], at + '.' + key); }
+    else if (type[0] === '{') { if (!isObject(value)) broken(at, value, 'an object');
+        for (const key in value) checkRecord(type.slice(1), value[key], at + '.' + key); }
     else if (type[0] === '(') {
       const types = type.slice(1, -1).split(' ');
       if (!Array.isArray(value)) broken(at, value, 'a list');
@@ -274,14 +274,18 @@ class Run {
   }
 
   addStep(step) {
-    const row = this.rows, accepted = numAccepted(step), drafted = numDrafted(step), tokens = numTokens(step), rejected = count(step,
-        'rejected');
+    const row = this.rows, accepted = numAccepted(step), drafted = numDrafted(step), tokens = numTokens(step),
+        rejected = count(step, 'rejected');
     this.steps.push(step);
     this.numTokens += tokens; this.numDrafted += drafted; this.numAccepted += accepted;
     if (step.num_rows > 1 && !isPrefill(step)) this.isShared = true;
     if (!this.isTree && !isChain(step)) this.isTree = true;
-    if (!isPrefill(step)) { this.records.push(this.steps.length - 1); this.numDecode++; this.decodeTokens += tokens;
-        this.decodeMs += stepMs(step); }
+    if (!isPrefill(step)) {
+      this.records.push(this.steps.length - 1);
+      this.numDecode++;
+      this.decodeTokens += tokens;
+      this.decodeMs += stepMs(step);
+    }
     row.decode.push(this.numDecode);
     row.accepted.push(accepted); row.rejected.push(rejected); row.unjudged.push(max(0, drafted - accepted - rejected));
     row.tokens_per_step.push(this.numDecode ? this.decodeTokens / this.numDecode : null);
@@ -307,7 +311,7 @@ class Run {
     return took > 0 ? 1000 * (this.plain.length - 1) / took : null;
   }
 
-  speedUp() {                 // plain over speculative time for the same tokens after the first, up to the last step the plain run has reached
+  speedUp() {                 // plain over speculative time for the same tokens after the first, up to the last step both runs have
     const gain = this.gain;
     while (gain.step + 1 < this.records.length) {
       const step = this.steps[this.records[gain.step + 1]], n = numTokens(step);
@@ -386,11 +390,14 @@ function decisionRow(step, i, run) {
     const accept = finite(node.accept_prob) ? node.accept_prob : null;
     if (accept !== null) {
       const scale = bar('accept', accept);
-      if (finite(node.u)) { const tick = el('span', 'sv-tick'); tick.style.left = (clamp(node.u) * 100).toFixed(1) + '%';
-          scale.append(tick); }
+      if (finite(node.u)) {
+        const tick = el('span', 'sv-tick');
+        tick.style.left = (clamp(node.u) * 100).toFixed(1) + '%';
+        scale.append(tick);
+      }
       verdict.append(scale);
-      word.append(el('small', 'sv-num', finite(node.u) ? say(node.state === 'accepted' ? WORDS.uBelow : WORDS.uAbove, {u: prob(node.u),
-          a: prob(accept)}) : say(WORDS.noU, {a: prob(accept)})));
+      word.append(el('small', 'sv-num', finite(node.u) ? say(node.state === 'accepted' ? WORDS.uBelow : WORDS.uAbove,
+          {u: prob(node.u), a: prob(accept)}) : say(WORDS.noU, {a: prob(accept)})));
     }
   }
   return set(el('button', 'sv-row is-' + node.state, token, pair(p, q), verdict), {type: 'button', 'data-node': i});
@@ -400,8 +407,8 @@ function decisionList(step, run) {
   const out = el('div', 'sv-rows'), nodes = nodesOf(step), chain = isChain(step), greedy = run.isGreedy(step);
   const say1 = text => out.append(el('p', 'sv-say', text));
   if (isPrefill(step)) {
-    say1(say(WORDS.prefill, {n: step.num_prompt_tokens || 0, ms: ms(stepMs(step))}) + (step.num_reused ? '; ' + say(WORDS.reused,
-        {n: step.num_reused}) : '') + '.');
+    say1(say(WORDS.prefill, {n: step.num_prompt_tokens || 0, ms: ms(stepMs(step))}) + (step.num_reused
+        ? '; ' + say(WORDS.reused, {n: step.num_reused}) : '') + '.');
     say1(WORDS.prefillWhy);
     return out;
   }
@@ -457,8 +464,8 @@ const panels = {
     if (!top) { out.append(el('p', 'sv-quiet', WORDS.keptProbs)); return out; }
     const where = top.at < 0 ? WORDS.textSoFar : '“' + shown(nodes[top.at].text) + '”';
     out.append(el('p', 'sv-say', say(top.temperature_one ? WORDS.topT1 : WORDS.topAt, {where})));
-    const next = nodes.find(node => node.parent === top.at && node.state === 'accepted') || (top.at === pathEnd(step) ? closing(step)
-        : null);
+    const next = nodes.find(node => node.parent === top.at && node.state === 'accepted')
+        || (top.at === pathEnd(step) ? closing(step) : null);
     out.append(ranked(top.rows.slice(0, 8).map(row => [row[1], row[2], row[3]]), next && next.text));
     return out;
   },
@@ -476,20 +483,20 @@ const panels = {
     if (step.record_ms) out.append(el('p', 'sv-quiet', say(WORDS.record, {n: ms(step.record_ms)}) + '.'));
     return out;
   },
-  tree(step, run, selected, threshold, onThreshold) {
+  tree(step, threshold, onThreshold) {            // stands in the place of the rows; the outcome stays below
     const slider = set(el('input'), {type: 'range', min: 0, max: 0.5, step: 0.01, value: threshold}), text = el('span'),
         picture = box('sv-tree-box');
     const draw = () => { text.textContent = say(WORDS.threshold, {q: (+slider.value).toFixed(2)});
         picture.replaceChildren(treePicture(step, +slider.value)); };
     slider.oninput = () => { onThreshold(+slider.value); draw(); };
     draw();
-    return box('sv-panel sv-tree', nodesOf(step).some(node => finite(drafterProb(node))) && el('label', 'sv-quiet', text, slider), picture);
+    return box('sv-rows sv-tree', nodesOf(step).some(node => finite(drafterProb(node))) && el('label', 'sv-quiet', text, slider), picture);
   },
 };
 
 const drafterProb = node => finite(node.q) ? node.q : node.q_t1;
 function treePicture(step, threshold) {      // tidy: a leaf takes the next row, a parent the middle of its children; it never moves
-  const all = nodesOf(step), children = new Map([[-1, []]]), place = new Map(), W = 96, H = 24;
+  const all = nodesOf(step), children = new Map([[-1, []]]), place = new Map(), W = 90, H = 24;
   const big = node => node.state === 'accepted' || node.state === 'rejected' || !(drafterProb(node) < threshold);
   all.forEach((node, i) => { if (big(node) && children.has(node.parent)) { children.get(node.parent).push(i); children.set(i, []); } });
   let rows = 0, depth = 0;
@@ -502,17 +509,17 @@ function treePicture(step, threshold) {      // tidy: a leaf takes the next row,
     else { stack.push([i, d, true]); for (const child of inner.slice().reverse()) stack.push([child, d + 1, false]); }
   }
   const width = (depth + 1) * W + 8, height = rows * H + 8;
-  const picture = svg('svg', {viewBox: '0 0 ' + width + ' ' + height, width, height, role: 'tree', 'aria-label': say(WORDS.treeLabel,
-      {n: all.length})});
+  const picture = svg('svg', {viewBox: '0 0 ' + width + ' ' + height, width, height, role: 'tree',
+      'aria-label': say(WORDS.treeLabel, {n: all.length})});
   for (const [i, [d, r]] of place) if (i >= 0) {
-    const [pd, pr] = place.get(all[i].parent), x0 = pd * W + 84, x1 = d * W + 4, y0 = pr * H + 15, y1 = r * H + 15;
+    const [pd, pr] = place.get(all[i].parent), x0 = pd * W + 80, x1 = d * W + 4, y0 = pr * H + 15, y1 = r * H + 15;
     picture.append(svg('path', {class: 'is-' + all[i].state, d: `M${x0},${y0} C${x0 + 8},${y0} ${x1 - 8},${y1} ${x1},${y1}`}));
   }
   for (const [i, [d, r]] of place) {
     const node = all[i], group = svg('g', {class: i < 0 ? 'is-context' : 'is-' + node.state, role: 'treeitem'});
     const label = i < 0 ? WORDS.context : Array.from(shown(node.text)).slice(0, 10).join('') || '␣';
-    group.append(svg('rect', {x: d * W + 4, y: r * H + 5, width: 80, height: 20, rx: 5}), svg('text', {x: d * W + 10, y: r * H + 19},
-        label));
+    group.append(svg('rect', {x: d * W + 4, y: r * H + 5, width: 76, height: 20, rx: 5}),
+        svg('text', {x: d * W + 10, y: r * H + 19}, label));
     if (i >= 0) group.append(svg('title', {}, [shown(node.text), 'p', prob(node.p), 'q', prob(node.q),
         WORDS.states[node.state]].join(' ')));
     picture.append(group);
@@ -553,11 +560,11 @@ function mount(root, options) {
   }
   const notes = el('div', 'sv-notes');
 
-  const first = button('sv-icon sv-far', WORDS.first, () => visit(0), 'first'), previous = button('sv-icon', WORDS.previous,
-      () => visit(view.at - 1), 'previous');
+  const first = button('sv-icon sv-far', WORDS.first, () => visit(0), 'first'),
+      previous = button('sv-icon', WORDS.previous, () => visit(view.at - 1), 'previous');
   const play = button('sv-icon sv-play', WORDS.play, () => view.playing ? pause() : start(), 'play');
-  const next = button('sv-icon', WORDS.next, () => visit(view.at + 1), 'next'), last = button('sv-icon sv-far', WORDS.last,
-      () => visit(size() - 1), 'last');
+  const next = button('sv-icon', WORDS.next, () => visit(view.at + 1), 'next'),
+      last = button('sv-icon sv-far', WORDS.last, () => visit(size() - 1), 'last');
   const scrubber = el('input', 'sv-scrub'), label = el('output', 'sv-label sv-num', WORDS.noStep), speed = el('select', 'sv-speed'),
       live = button('sv-live', WORDS.live, () => { pause(); follow(); });
   set(scrubber, {type: 'range', min: 0, max: 0, value: 0, 'aria-label': WORDS.scrubber});
@@ -568,8 +575,8 @@ function mount(root, options) {
   speed.value = '1';
   const controls = box('sv-bar', box('sv-buttons', first, previous, play, next, last), scrubber, label, box('sv-pace', speed, live));
 
-  const toggle = set(el('input'), {type: 'checkbox', checked: '', 'aria-label': WORDS.showRejected}), legend = set(box('sv-legend'),
-      {role: 'list'});
+  const toggle = set(el('input'), {type: 'checkbox', checked: '', 'aria-label': WORDS.showRejected}),
+      legend = set(box('sv-legend'), {role: 'list'});
   toggle.onchange = () => root.classList.toggle('hide-rejected', !toggle.checked);
   for (const kind in WORDS.legend) {
     const sample = el('span', 'sv-tok sv-sample is-' + kind, 'Ab'), isToggle = kind === 'rejected';
@@ -585,8 +592,8 @@ function mount(root, options) {
   const chooser = set(el('input'), {type: 'file', accept: '.json,application/json', hidden: ''});
   chooser.onchange = () => { if (chooser.files[0]) openFile(chooser.files[0]); chooser.value = ''; };
   const save = button('', WORDS.save, saveFile), open = button('', WORDS.open, () => chooser.click());
-  const tableButton = button('', WORDS.table, () => { tableBox.hidden = !tableBox.hidden; set(tableButton,
-      {'aria-pressed': !tableBox.hidden}); drawTable(); });
+  const tableButton = button('', WORDS.table, () => { tableBox.hidden = !tableBox.hidden;
+      set(tableButton, {'aria-pressed': !tableBox.hidden}); drawTable(); });
   set(tableButton, {'aria-pressed': false});
   const problem = set(box('sv-problem'), {role: 'alert', hidden: ''}), announce = set(box('sv-sr'), {role: 'status'});
   root.append(top, headRow, notes, problem, controls, main, chartRow, tableBox, box('sv-foot', save, open, tableButton, chooser), announce);
@@ -673,6 +680,7 @@ function mount(root, options) {
     for (const token of message.tokens || NONE) run.plain.push(token);
     if (message.type === 'end') {
       run.stats = message.stats || null; run.compare = message.compare || null; run.reason = message.reason || '';
+      view.shown = null;
       if (size()) announce.textContent = spoken(size() - 1) + '. ' + (WORDS.reasons[run.reason] || '');
     }
     if (message.type === 'error') complain(message.error && message.error.message || '');
@@ -684,8 +692,11 @@ function mount(root, options) {
 
   function ask(id, from) {    // a gap: fetch what is missing, once; if that fails go on without it and say so
     if (asked) return;
-    const question = asked = {id, from}, done = answer => { if (asked === question) { clearTimeout(timer); resynced(isObject(answer)
-        ? answer : {messages: answer || []}); } };
+    const question = asked = {id, from}, done = answer => {
+      if (asked !== question) return;
+      clearTimeout(timer);
+      resynced(isObject(answer) ? answer : {messages: answer || []});
+    };
     const timer = setTimeout(() => done(null), 5000);
     if (!options.onResync) return done(null);
     Promise.resolve().then(() => options.onResync(id, from)).then(answer => { if (answer !== undefined) done(answer); }, () => done(null));
@@ -746,25 +757,33 @@ function mount(root, options) {
     span.dataset.i = i;
     for (const token of tokens) {
       const node = tokenSpan(token, token.origin, run.isEnd(token));
-      if (token.origin === 'correction' && rejected
-          && rejected.text !== '') {      // the rejected draft, small above the token that took its place
+      if (token.origin === 'correction' && rejected && rejected.text !== '') {      // small above the token that took its place
         node.classList.add('sv-over');
         node.append(el('span', 'sv-rejected', shown(rejected.text) || '␣'));
-        span.append(node);
-      } else span.append(node);
+      }
+      span.append(node);
     }
     return span;
   }
 
-  function markEnd() { const at = size() - 1, old = spanOf(at); if (old && !old.dataset.end) { const fresh = stepSpan(run.steps[at], at);
-      fresh.dataset.end = '1'; fresh.className = old.className; old.replaceWith(fresh); } }
+  function markEnd() {
+    const at = size() - 1, old = spanOf(at);
+    if (!old || old.dataset.end) return;
+    const fresh = set(stepSpan(run.steps[at], at), {'data-end': 1});
+    fresh.className = old.className;
+    old.replaceWith(fresh);
+  }
 
   // Far chunks are one text node each: a page with many thousand spans slows everything on it.
   const stepsOf = chunk => run.steps.slice(+chunk.node.dataset.first, +chunk.node.dataset.first + CHUNK);
-  function bare(chunk) { chunk.live = false;
-      chunk.node.textContent = stepsOf(chunk).map(step => emittedOf(step).map(token => token.text).join('')).join(''); }
-  function spans(chunk) { chunk.live = true; chunk.node.replaceChildren(...stepsOf(chunk).map((step, k) => stepSpan(step,
-      +chunk.node.dataset.first + k))); }
+  function bare(chunk) {
+    chunk.live = false;
+    chunk.node.textContent = stepsOf(chunk).map(step => emittedOf(step).map(token => token.text).join('')).join('');
+  }
+  function spans(chunk) {
+    chunk.live = true;
+    chunk.node.replaceChildren(...stepsOf(chunk).map((step, k) => stepSpan(step, +chunk.node.dataset.first + k)));
+  }
   function keepNear(home) {
     if (home === view.home && view.kept === view.chunks.length) return;
     view.home = home; view.kept = view.chunks.length;
@@ -778,8 +797,8 @@ function mount(root, options) {
   // ---- moving through the steps
   function showLabel() {
     const step = run.steps[view.at];
-    label.textContent = !step ? WORDS.noStep : isPrefill(step) ? WORDS.prompt : say(WORDS.stepOf, {i: run.rows.decode[view.at],
-        n: run.numDecode});
+    label.textContent = !step ? WORDS.noStep : isPrefill(step) ? WORDS.prompt
+        : say(WORDS.stepOf, {i: run.rows.decode[view.at], n: run.numDecode});
     scrubber.value = max(0, view.at);
     set(scrubber, {'aria-valuetext': label.textContent});
     scrubber.style.setProperty('--sv-done', (size() > 1 ? view.at / (size() - 1) * 100 : 0) + '%');
@@ -797,7 +816,7 @@ function mount(root, options) {
     if (i !== view.at) view.node = null;
     view.at = i;
     showLabel();
-    inspect();
+    if (run.steps[i] !== view.shown) inspect();
   }
 
   function follow(scroll) {   // live: the newest step, nothing dimmed
@@ -822,6 +841,12 @@ function mount(root, options) {
     if (!keepPlaying) announce.textContent = spoken(i);
   }
 
+  function pick(i) {          // chosen by pointer: the page around may want to know
+    if (i === undefined) return;
+    visit(i);
+    if (options.onPick) options.onPick(i);
+  }
+
   function reveal(span) {     // scroll the strip only, never the page under the reader
     const box = strip.getBoundingClientRect(), at = span.getBoundingClientRect();
     if (at.top < box.top + 24) strip.scrollTop += at.top - box.top - 40;
@@ -830,8 +855,8 @@ function mount(root, options) {
 
   function spoken(i) {
     const step = run.steps[i], end = closing(step);
-    return (isPrefill(step) ? WORDS.saidPrompt : say(WORDS.said, {i: run.rows.decode[i], accepted: numAccepted(step),
-        drafted: numDrafted(step)})) +
+    return (isPrefill(step) ? WORDS.saidPrompt : say(WORDS.said,
+        {i: run.rows.decode[i], accepted: numAccepted(step), drafted: numDrafted(step)})) +
       (end && shown(end.text) ? say(WORDS.saidThen, {origin: WORDS.origins[end.origin], text: shown(end.text)}) : '');
   }
 
@@ -841,8 +866,10 @@ function mount(root, options) {
     const home = i === null ? Infinity : floor(i / CHUNK), was = before === null ? -1 : floor(before / CHUNK);
     view.chunks.forEach((chunk, c) => { chunk.node.classList.toggle('future', c > home); if (c === home || c === was) dimIn(chunk, c); });
   }
-  function dimIn(chunk) { if (chunk.live) for (const span of chunk.node.children) span.classList.toggle('future', view.dimmed !== null
-      && +span.dataset.i > view.dimmed); }
+  function dimIn(chunk) {
+    if (!chunk.live) return;
+    for (const span of chunk.node.children) span.classList.toggle('future', view.dimmed !== null && +span.dataset.i > view.dimmed);
+  }
 
   function showPlay(name) { play.replaceChildren(icon(name)); set(play, {'aria-label': WORDS[name], title: WORDS[name]}); }
   function pause() { view.playing = false; clearTimeout(view.timer); showPlay('play'); }
@@ -874,15 +901,15 @@ function mount(root, options) {
     const gain = run.speedUp() || {}, value = pick('speed_up', gain.value), n = pick('num_compared_tokens', gain.tokens),
         shared = pick('shared', run.isShared);
     if (shared) set('speed_up', WORDS.dash, words.speed_up.shared);
-    else if (finite(value)) set('speed_up', [value.toFixed(2), unit('×')], say(value < 1 ? words.speed_up.slower : words.speed_up.over,
-        {n}), value < 1 ? 'loss' : 'gain');
+    else if (finite(value)) set('speed_up', [value.toFixed(2), unit('×')],
+        say(value < 1 ? words.speed_up.slower : words.speed_up.over, {n}), value < 1 ? 'loss' : 'gain');
     else set('speed_up', WORDS.dash, words.speed_up.wait);
     const perStep = pick('tokens_per_step', run.numDecode ? run.decodeTokens / run.numDecode : null);
-    set('tokens_per_step', finite(perStep) ? perStep.toFixed(2) : WORDS.dash, finite(perStep) ? say(words.tokens_per_step.sub,
-        {tokens: run.decodeTokens, steps: run.numDecode}) : '');
+    set('tokens_per_step', finite(perStep) ? perStep.toFixed(2) : WORDS.dash, finite(perStep)
+        ? say(words.tokens_per_step.sub, {tokens: run.decodeTokens, steps: run.numDecode}) : '');
     const drafted = pick('num_draft_tokens', run.numDrafted), accepted = pick('num_accepted_draft_tokens', run.numAccepted);
-    if (drafted) set('draft_acceptance_rate', [(accepted / drafted * 100).toFixed(0), unit('%')], say(run.isTree
-        ? words.draft_acceptance_rate.tree : words.draft_acceptance_rate.sub, {accepted, drafted}));
+    if (drafted) set('draft_acceptance_rate', [(accepted / drafted * 100).toFixed(0), unit('%')],
+        say(run.isTree ? words.draft_acceptance_rate.tree : words.draft_acceptance_rate.sub, {accepted, drafted}));
     else set('draft_acceptance_rate', WORDS.dash, run.numDecode ? words.draft_acceptance_rate.none : '');
     const fast = pick('tokens_per_s', run.rate()), slow = pick('plain_tokens_per_s', run.plainRate());
     set('tokens_per_s', finite(fast) ? rate(fast) : WORDS.dash, finite(slow) ? say(words.tokens_per_s.plain, {n: rate(slow)})
@@ -914,8 +941,8 @@ function mount(root, options) {
     if (meta.config && meta.config.lossless === false) texts.push(WORDS.lossy);
     if (isObject(meta.requested) && Object.keys(meta.requested).length) {
       const list = source => Object.keys(meta.requested).map(key => key + '=' + source[key]).join(', ');
-      if (list(meta.requested) !== list(meta.config || {})) texts.push(say(WORDS.requested, {a: list(meta.requested), b: list(meta.config
-          || {})}));
+      if (list(meta.requested) !== list(meta.config || {})) texts.push(say(WORDS.requested,
+          {a: list(meta.requested), b: list(meta.config || {})}));
     }
     if (meta.dropped_nodes) texts.push(say(WORDS.dropped, {n: meta.dropped_nodes}));
     if (run.numLost) texts.push(say(WORDS.lost, {n: run.numLost}));
@@ -935,14 +962,14 @@ function mount(root, options) {
     if (compare.mode === 'sampling') return ['neutral', WORDS.sampling];
     const {tokens, of} = compare;
     if (compare.mode !== 'greedy' || compare.identical === null || !of) return null;
-    if (compare.identical) return compare.partial ? ['same', say(WORDS.partial, {tokens, of})] : ['same', say(WORDS.identical, {tokens,
-        of})];
+    if (compare.identical) return compare.partial ? ['same', say(WORDS.partial, {tokens, of})]
+        : ['same', say(WORDS.identical, {tokens, of})];
     const quote = token => token && typeof token.text === 'string' ? shown(token.text) || '␣' : WORDS.dash,
         margin = finite(compare.margin) ? compare.margin.toPrecision(2) : WORDS.dash;
     const values = {n: finite(compare.index) ? compare.index + 1 : WORDS.dash, a: quote(compare.speculative), b: quote(compare.plain),
         margin};
-    return compare.tie ? ['neutral', say(WORDS.tie, values), say(WORDS.tieWhy, values)] : ['differs', say(WORDS.differs, values),
-        say(WORDS.differsWhy, values)];
+    return compare.tie ? ['neutral', say(WORDS.tie, values), say(WORDS.tieWhy, values)]
+        : ['differs', say(WORDS.differs, values), say(WORDS.differsWhy, values)];
   }
 
   function showBadge() {
@@ -968,10 +995,12 @@ function mount(root, options) {
     const total = stepMs(step) || 1;
     for (const name in WORDS.phases) {
       time.append(part('sv-phase is-' + name, step[name] / total));
-      names.append(el('span', null, el('i', 'sv-swatch is-' + name), WORDS.phases[name] + ' ', el('b', 'sv-num', say(WORDS.msOf,
-          {a: ms(step[name])}))));
+      names.append(el('span', null, el('i', 'sv-swatch is-' + name), WORDS.phases[name] + ' ',
+          el('b', 'sv-num', say(WORDS.msOf, {a: ms(step[name])}))));
     }
-    const rows = decisionList(step, run);
+    const tabNames = ['outcome', 'top', 'cache'].concat(isChain(step) ? [] : ['tree']);
+    const tab = tabNames.includes(view.tab) ? view.tab : 'outcome';
+    const rows = tab === 'tree' ? panels.tree(step, view.threshold, value => { view.threshold = value; }) : decisionList(step, run);
     rows.addEventListener('click', event => {
       const row = event.target.closest('button.sv-row');
       if (!row) return;
@@ -980,30 +1009,38 @@ function mount(root, options) {
       const again = inspector.querySelector('[data-node="' + view.node + '"]');
       if (again) again.focus();
     });
-    if (view.node !== null) { const chosen = rows.querySelector('[data-node="' + view.node + '"]');
-        if (chosen) chosen.classList.add('is-chosen'); }
-    const tabs = el('div', 'sv-tabs'), names2 = ['outcome', 'top', 'cache'].concat(isChain(step) ? [] : ['tree']);
-    const tab = names2.includes(view.tab) ? view.tab : 'outcome';
-    set(tabs, {role: 'tablist'});
-    for (const name of names2) {
-      const node = set(el('button', 'sv-tab', WORDS.tabs[name]), {type: 'button', 'data-tab': name, role: 'tab',
-          'aria-selected': name === tab});
-      node.onclick = () => { view.tab = name; inspect(); const again = inspector.querySelector('[data-tab="' + name + '"]');
-          if (again) again.focus(); };
+    if (view.node !== null) {
+      const chosen = rows.querySelector('[data-node="' + view.node + '"]');
+      if (chosen) chosen.classList.add('is-chosen');
+    }
+    const tabs = set(el('div', 'sv-tabs'), {role: 'tablist'});
+    for (const name of tabNames) {
+      const node = set(el('button', 'sv-tab', WORDS.tabs[name]),
+          {type: 'button', 'data-tab': name, role: 'tab', 'aria-selected': name === tab});
+      node.onclick = () => {
+        view.tab = name;
+        inspect();
+        const again = inspector.querySelector('[data-tab="' + name + '"]');
+        if (again) again.focus();
+      };
       tabs.append(node);
     }
-    const panel = panels[tab](step, run, view.node, view.threshold, value => { view.threshold = value; });
-    set(panel, {role: 'tabpanel'});
+    const panel = set(panels[tab === 'tree' ? 'outcome' : tab](step, run, view.node), {role: 'tabpanel'});
+    const old = inspector.querySelector('.sv-rows'), scroll = old && view.shown === step ? old.scrollTop : 0;
     inspector.replaceChildren(box('sv-inspect-head', title, facts), box('sv-times', time, names), rows, tabs, panel);
+    rows.scrollTop = scroll;
+    view.shown = step;
   }
 
   // ---- charts: figures come from Python, only numbers are filled in here
-  let charts = [], figures = null, turn = null, restUntil = 0, chartState = 'none', chartDraws = 0;
+  let charts = [], figures = null, turn = null, restUntil = 0, chartState = 'none', chartDraws = 0, numResets = 0;
   const theme = () => document.body.classList.contains('dark') ? 'dark' : 'light';
-  const chartKey = () => [theme(), run.id, size(), run.plain.length, view.at, view.live, view.zoom, run.stats ? 1 : 0].join();
+  const chartKey = () => [theme(), run.id, size(), run.plain.length, view.at, view.live, view.zoom, numResets, run.stats ? 1 : 0].join();
   const onScreen = global.IntersectionObserver ? new IntersectionObserver(entries => {
-    for (const entry of entries) { const chart = charts.find(c => c.plot === entry.target);
-        if (chart) chart.hidden = !entry.isIntersecting; }
+    for (const entry of entries) {
+      const chart = charts.find(c => c.plot === entry.target);
+      if (chart) chart.hidden = !entry.isIntersecting;
+    }
     drawCharts();
   }) : null;
 
@@ -1017,8 +1054,8 @@ function mount(root, options) {
     loadPlotly(message.plotly).then(() => {
       chartRow.replaceChildren();
       charts = Object.keys(figures.light).map(name => {
-        const layout = figures.light[name].layout || {}, title = isObject(layout.title) ? layout.title.text : name, plot = el('div',
-            'sv-plot'), keys = el('div', 'sv-keys');
+        const layout = figures.light[name].layout || {}, title = isObject(layout.title) ? layout.title.text : name,
+            plot = el('div', 'sv-plot'), keys = el('div', 'sv-keys');
         set(plot, {role: 'img', 'aria-label': say(WORDS.chartLabel, {title})});
         chartRow.append(set(box('sv-chart', box('sv-chart-head', el('h3', null, title), keys), plot), {'data-chart': name}));
         if (onScreen) onScreen.observe(plot);
@@ -1026,10 +1063,12 @@ function mount(root, options) {
       });
       chartState = 'ready';
       drawCharts();
-    }).catch(error => {
-      chartState = 'missing';
-      chartRow.replaceChildren(el('p', 'sv-note', say(WORDS.noCharts, {why: error.message})));
-    });
+    }).catch(chartsMissing);
+  }
+
+  function chartsMissing(error) {
+    chartState = 'missing';
+    chartRow.replaceChildren(el('p', 'sv-note', say(WORDS.noCharts, {why: error.message})));
   }
 
   function span() {           // decode steps [from, to) that the per-step charts show
@@ -1044,8 +1083,8 @@ function mount(root, options) {
         [run.numTokens - run.decodeTokens].concat(run.rows.tokens.filter((_, i) => run.rows.seconds[i] > 0)));
     if (name === 'plain') return thin(run.plain.map(token => max(0, token.t_ms / 1000)), run.plain.map((_, i) => i + 1));
     const [from, to] = span(), stride = max(1, ceil((to - from) / MAX_POINTS)), xs = [], ys = [];
-    for (let k = from; k < to; k += stride) { const i = run.records[k]; xs.push(k + 1); ys.push(name === 'plain_ms' ? run.plainMs(i)
-        : run.rows[name] ? run.rows[name][i] : null); }
+    for (let k = from; k < to; k += stride) { const i = run.records[k]; xs.push(k + 1);
+        ys.push(name === 'plain_ms' ? run.plainMs(i) : run.rows[name] ? run.rows[name][i] : null); }
     return [xs, ys];
   }
 
@@ -1056,22 +1095,21 @@ function mount(root, options) {
       turn = null;
       const now = performance.now(), waiting = charts.filter(stale);
       if (!waiting.length) return;
-      const chart = waiting.reduce((a, b) => a.drawnAt <= b.drawnAt ? a : b), wait = max(restUntil, chart.drawnAt
-          && chart.drawnAt + CHART_MS) - now;
+      const chart = waiting.reduce((a, b) => a.drawnAt <= b.drawnAt ? a : b),
+          wait = max(restUntil, chart.drawnAt && chart.drawnAt + CHART_MS) - now;
       if (wait > 0) { turn = setTimeout(() => { turn = null; drawCharts(); }, wait); return; }
       const isFirst = !chart.drawnAt;
-      try { drawOne(chart); } catch (error) { chartState = 'missing'; chartRow.replaceChildren(el('p', 'sv-note', say(WORDS.noCharts,
-          {why: error.message}))); return; }
+      try { drawOne(chart); } catch (error) { return chartsMissing(error); }
       restUntil = isFirst ? 0 : now + min(500, CHART_SHARE * (performance.now() - now));
       drawCharts();
     });
   }
 
   function drawOne(chart) {
-    const figure = figures[theme()][chart.name], perStep = figure.layout.meta === 'per step', data = figure.data.map(trace => { const [x,
-        y] = series(trace.meta); return Object.assign({}, trace, {x, y}); });
-    const layout = Object.assign({}, figure.layout, {datarevision: chartKey(), autosize: true, title: undefined, xaxis: Object.assign({},
-        figure.layout.xaxis), yaxis: Object.assign({}, figure.layout.yaxis)});
+    const figure = figures[theme()][chart.name], perStep = figure.layout.meta === 'per step', filled = ([x, y]) => ({x, y});
+    const data = figure.data.map(trace => ({...trace, ...filled(series(trace.meta))}));
+    const layout = {...figure.layout, datarevision: chartKey(), autosize: true, title: undefined, uirevision: numResets,
+      xaxis: {...figure.layout.xaxis}, yaxis: {...figure.layout.yaxis}};
     let cut = false;
     if (perStep) {
       const [from, to] = span();
@@ -1084,23 +1122,20 @@ function mount(root, options) {
     layout.annotations = (figure.layout.annotations || NONE).map(note => placed(note, data, layout)).filter(Boolean);
     const isNew = !chart.plot.data;
     chart.key = chartKey(); chart.drawnAt = performance.now(); chartDraws++;
-    global.Plotly.react(chart.plot, data, layout, {responsive: true, displaylogo: false, displayModeBar: false, doubleClick: 'reset',
-        scrollZoom: false});
+    global.Plotly.react(chart.plot, data, layout, {responsive: true, displaylogo: false, displayModeBar: false, doubleClick: false});
     showKeys(chart, figure, cut);
     if (isNew && perStep) {
-      chart.plot.on('plotly_click', event => { const record = run.records[event.points[0].x - 1];
-          if (record !== undefined) { visit(record); if (options.onPick) options.onPick(record); } });
+      chart.plot.on('plotly_click', event => pick(run.records[event.points[0].x - 1]));
       chart.plot.on('plotly_relayout', change => {
         if ('xaxis.range[0]' in change) view.zoom = [change['xaxis.range[0]'], change['xaxis.range[1]']];
-            else if (change['xaxis.autorange']) view.zoom = null; else return;
         drawCharts();
       });
-      chart.plot.on('plotly_doubleclick', () => { view.zoom = null; drawCharts(); });
+      chart.plot.on('plotly_doubleclick', () => { view.zoom = null; numResets++; drawCharts(); });
     }
   }
 
-  const mark = (x, layout) => ({type: 'line', xref: 'x', yref: 'paper', x0: x, x1: x, y0: 0, y1: 1, line: {width: 1.5, dash: 'dot',
-      color: layout.font.color}});
+  const mark = (x, layout) => ({type: 'line', xref: 'x', yref: 'paper', x0: x, x1: x, y0: 0, y1: 1,
+      line: {width: 1.5, dash: 'dot', color: layout.font.color}});
 
   function capped(data, layout) {            // many unjudged nodes of a tree must not flatten what was judged
     const of = name => (data.find(trace => trace.meta === name) || {y: NONE}).y, accepted = of('accepted'), rejected = of('rejected'),
@@ -1115,16 +1150,16 @@ function mount(root, options) {
   function placed(note, data, layout) {      // an annotation of the figure with its place and number, or null while there is none
     if (note.name === 'speed_up') {
       const value = run.stats ? run.stats.speed_up : (run.speedUp() || {}).value;
-      return finite(value) ? Object.assign({}, note, {visible: true, text: note.text.replace('{}', value.toFixed(2))}) : null;
+      return finite(value) ? {...note, visible: true, text: note.text.replace('{}', value.toFixed(2))} : null;
     }
     const trace = data.find(one => one.meta === note.name);
     let i = trace ? trace.y.length - 1 : -1;
     if (layout.meta !== 'per step' && i > 0) i = floor(i * 0.55);       // beside the middle of a rising line there is always room
     while (i >= 0 && !finite(trace.y[i])) i--;
     if (i < 0 || trace.y.length < 2) return null;
-    const extra = layout.meta === 'per step' ? {xref: 'paper', x: 1, yshift: 2} : note.name === 'plain' ? {x: trace.x[i], xanchor: 'left',
-        xshift: 4} : {x: trace.x[i], xshift: -4};
-    return Object.assign({}, note, {visible: true, y: trace.y[i], text: note.text.replace('{}', trace.y[i].toFixed(2))}, extra);
+    const extra = layout.meta === 'per step' ? {xref: 'paper', x: 1, yshift: 2} : note.name === 'plain'
+        ? {x: trace.x[i], xanchor: 'left', xshift: 4} : {x: trace.x[i], xshift: -4};
+    return {...note, visible: true, y: trace.y[i], text: note.text.replace('{}', trace.y[i].toFixed(2)), ...extra};
   }
 
   function showKeys(chart, figure, cut) {
@@ -1141,8 +1176,8 @@ function mount(root, options) {
 
   function drawTable() {
     if (tableBox.hidden) return;
-    const [from, to] = span(), table = el('table'), head = el('tr'), number = x => finite(x) ? (Number.isInteger(x) ? String(x)
-        : x.toFixed(2)) : WORDS.dash;
+    const [from, to] = span(), table = el('table'), head = el('tr'), number = x => finite(x)
+        ? (Number.isInteger(x) ? String(x) : x.toFixed(2)) : WORDS.dash;
     head.append(...WORDS.tableHead.map(text => set(el('th', null, text), {scope: 'col'})));
     table.append(head);
     for (let k = from; k < to; k++) {
@@ -1192,9 +1227,7 @@ function mount(root, options) {
   strip.addEventListener('click', event => {
     const step = event.target.closest('.sv-step'), chunk = event.target.closest('.sv-chunk');
     if (!chunk) return;
-    const i = +(step ? step.dataset.i : chunk.dataset.first);
-    visit(i);
-    if (options.onPick) options.onPick(i);
+    pick(+(step ? step.dataset.i : chunk.dataset.first));
   });
   let scrolling = false;
   strip.addEventListener('scroll', () => {   // bare text that scrolls into sight becomes tokens again
@@ -1204,8 +1237,10 @@ function mount(root, options) {
       scrolling = false;
       const middle = strip.scrollTop + strip.clientHeight / 2;
       let low = 0, high = view.chunks.length - 1;
-      while (low < high) { const mid = (low + high + 1) >> 1; if (view.chunks[mid].node.offsetTop - strip.offsetTop <= middle) low = mid;
-          else high = mid - 1; }
+      while (low < high) {
+        const mid = (low + high + 1) >> 1;
+        if (view.chunks[mid].node.offsetTop <= middle) low = mid; else high = mid - 1;
+      }
       keepNear(low);
     });
   }, {passive: true});
@@ -1225,8 +1260,8 @@ function mount(root, options) {
   };
 }
 
-const FORMULAS_OF = {speed_up: ['speed_up'], tokens_per_step: ['tokens_per_step'], draft_acceptance_rate: ['draft_acceptance_rate',
-    'acceptance_rate_alpha'], tokens_per_s: ['tokens_per_s', 'plain_tokens_per_s']};
+const FORMULAS_OF = {speed_up: ['speed_up'], tokens_per_step: ['tokens_per_step'],
+    draft_acceptance_rate: ['draft_acceptance_rate', 'acceptance_rate_alpha'], tokens_per_s: ['tokens_per_s', 'plain_tokens_per_s']};
 
 function style(css) {         // once per page
   if (document.getElementById('specviz-style')) return;

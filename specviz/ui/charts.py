@@ -15,9 +15,9 @@ __all__ = ["PALETTES", "SERIES", "acceptance", "figures", "latency", "progress"]
 # Okabe-Ito, darkened or lightened until it stands out from its ground; assets/viewer.css has the same values (a test compares them).
 PALETTES: dict[str, dict[str, str]] = {
     "light": {"accepted": "#009E73", "rejected": "#D55E00", "correction": "#0072B2", "bonus": "#CC79A7", "unjudged": "#8a919e",
-              "draft": "#E69F00", "text": "#1f2328", "quiet": "#59636e", "grid": "rgba(110,118,129,.16)", "veil": "rgba(255,255,255,.82)"},
+              "draft": "#E69F00", "text": "#1f2328", "quiet": "#59636e", "grid": "rgba(110,118,129,.16)", "veil": "rgba(255,255,255,.82)", "ground": "#ffffff"},
     "dark": {"accepted": "#2fc79a", "rejected": "#ff8a3d", "correction": "#56B4E9", "bonus": "#e39fc6", "unjudged": "#8d96a3",
-             "draft": "#F0C04a", "text": "#e8eaed", "quiet": "#a7afba", "grid": "rgba(160,170,185,.16)", "veil": "rgba(17,21,29,.82)"},
+             "draft": "#F0C04a", "text": "#e8eaed", "quiet": "#a7afba", "grid": "rgba(160,170,185,.16)", "veil": "rgba(17,21,29,.82)", "ground": "#11151d"},
 }
 
 SERIES = {"acceptance": ("accepted", "rejected", "unjudged", "tokens_per_step"),
@@ -38,7 +38,7 @@ def _figure(colours: dict[str, str], title: str, x: str, y: str, scope: str) -> 
         "yaxis": {"title": {"text": y, "standoff": 4, **label}, "rangemode": "tozero", **axis},
         "margin": {"l": 42, "r": 14, "t": 12, "b": 36}, "height": 200,
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False,
-        "hovermode": "x unified", "uirevision": "run", "dragmode": "zoom",
+        "hovermode": "x unified", "hoverlabel": {"bgcolor": colours["ground"], "font": {"color": colours["text"]}}, "uirevision": "run", "dragmode": "zoom",
     })
 
 
@@ -50,8 +50,8 @@ def _fade(colour: str, alpha: float) -> str:
 def _layer(figure: go.Figure, name: str, series: str, colour: str, pattern: str, unit: str, alpha: float = 0.55) -> None:
     """One layer of a stack, as a step-shaped area: one path per trace, where bars are one path per step and redraw far slower."""
     fill = {"shape": pattern, "fgcolor": colour, "bgcolor": _fade(colour, 0.12), "size": 5, "solidity": 0.35} if pattern else None
-    figure.add_scatter(name=name, meta=series, x=[], y=[], mode="lines", stackgroup="stack", fillcolor=_fade(colour, alpha), fillpattern=fill,
-                       line={"color": colour, "width": 0, "shape": "hvh"}, hovertemplate="%{y}" + unit)
+    figure.add_scatter(name=name, meta=series, x=[], y=[], mode="lines", stackgroup="stack", fillcolor=_fade(colour, alpha),
+                       fillpattern=fill, line={"color": colour, "width": 0, "shape": "hvh"}, hovertemplate="%{y}" + unit)
 
 
 def _line(figure: go.Figure, name: str, series: str, colour: str, template: str, *, width: float = 2, dash: str = "solid",
@@ -96,7 +96,8 @@ def progress(colours: dict[str, str]) -> go.Figure:
     _label(figure, "speculative", "speculative", colours["accepted"], colours["veil"])
     _label(figure, "plain", "plain", colours["quiet"], colours["veil"], "top")
     figure.add_annotation(name="speed_up", text="<b>{}×</b> measured", showarrow=False, xref="paper", yref="paper", x=0.99, y=0.05,
-                          xanchor="right", yanchor="bottom", visible=False, bgcolor=colours["veil"], font={"size": 14, "color": colours["text"]})
+                          xanchor="right", yanchor="bottom", visible=False, bgcolor=colours["veil"],
+                          font={"size": 14, "color": colours["text"]})
     return figure
 
 

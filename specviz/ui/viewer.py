@@ -106,7 +106,8 @@ def plotly_address() -> str:
 
 def _script() -> str:
     style = re.sub(r"\s*([{};,])\s*", r"\1", _squeezed((ASSETS / "viewer.css").read_text(encoding="utf-8")))
-    return _squeezed((ASSETS / "viewer.js").read_text(encoding="utf-8")) + f"\nSpecViz.style({json.dumps(style, ensure_ascii=False)});" + _MOUNT
+    script = _squeezed((ASSETS / "viewer.js").read_text(encoding="utf-8"))
+    return script + f"\nSpecViz.style({json.dumps(style, ensure_ascii=False)});" + _MOUNT
 
 
 def _squeezed(source: str) -> str:

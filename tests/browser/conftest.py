@@ -21,7 +21,9 @@ PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="wi
 <body><div id="viewer"></div><script src="/viewer.js"></script><script>
 window.asked = [];
 window.answer = null;
-window.viewer = SpecViz.mount(document.getElementById("viewer"), {onResync: (run, from) => { asked.push([run, from]); return answer && answer(run, from); }});
+window.viewer = SpecViz.mount(document.getElementById("viewer"), {
+  onResync: (run, from) => { asked.push([run, from]); return answer && answer(run, from); },
+});
 </script>"""
 
 
@@ -83,7 +85,7 @@ def page(chromium, address):
     page.set_default_timeout(15_000)
     page.expected_failures = []
     problems, hosts = [], set()
-    page.on("console", lambda message: problems.append((message.text, message.location.get("url", ""))) if message.type == "error" else None)
+    page.on("console", lambda said: problems.append((said.text, said.location.get("url", ""))) if said.type == "error" else None)
     page.on("pageerror", lambda error: problems.append((str(error), "")))
     page.on("request", lambda request: hosts.add(urlsplit(request.url).netloc) if request.url.startswith("http") else None)
     page.goto(address)

@@ -71,7 +71,8 @@ def _chain(rng: random.Random, pieces: list[str], k: int, hit: float, greedy: bo
         p, q = _position(rng, right, guess)
         if not alive:
             raw = {"p_t1": p[guess], "q_t1": q[guess]}
-            nodes.append(NodeTrace(token_id(guess), guess, depth - 1, "unjudged", **(raw if greedy else {"q": q[guess], "p": p[guess]} | raw)))
+            raw |= {} if greedy else {"q": q[guess], "p": p[guess]}
+            nodes.append(NodeTrace(token_id(guess), guess, depth - 1, "unjudged", **raw))
             continue
         tops.append(_top(p, q, depth - 1, greedy))
         if greedy:
@@ -90,8 +91,8 @@ def _chain(rng: random.Random, pieces: list[str], k: int, hit: float, greedy: bo
             emitted.append(EmittedToken(token_id(right), right, "correction"))
             if not greedy:
                 left = {text: max(p[text] - q[text], 0) for text in p}
-                rows = sorted(((token_id(text), text, mass / sum(left.values())) for text, mass in left.items() if mass), key=lambda row: -row[2])
-                residuals.append(ResidualTrace(depth - 1, tuple(rows)))
+                rows = [(token_id(text), text, mass / sum(left.values())) for text, mass in left.items() if mass]
+                residuals.append(ResidualTrace(depth - 1, tuple(sorted(rows, key=lambda row: -row[2]))))
     if alive:
         p, q = _position(rng, pieces[k], pieces[k])
         tops.append(_top(p, q, k - 1, greedy))
