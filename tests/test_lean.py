@@ -4,8 +4,10 @@ import torch
 from tiny import tiny_model
 from torch.nn import functional as F
 
+from specviz.engine import lean
 from specviz.engine.attention import one_query_attention, view_length
 from specviz.engine.lean import LeanDecoder
+from specviz.engine.linear import make_linear
 
 CASES = [("llama", {}), ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}), ("mistral", {}), ("qwen2", {}),
          ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}), ("qwen3", {}), ("qwen3", {"head_dim": 16}),
@@ -78,7 +80,7 @@ def test_early_exit_runs_the_first_layers_then_the_norm():
     assert torch.equal(early.taps[2], whole.taps[2])
     norm = model.model.norm.weight
     for output, tap in ((early, 2), (whole, 3)):
-        assert torch.equal(output.hidden, F.rms_norm(output.taps[tap], norm.shape, norm, model.config.rms_norm_eps))
+        assert torch.allclose(output.hidden, F.rms_norm(output.taps[tap], norm.shape, norm, model.config.rms_norm_eps), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -116,6 +118,24 @@ def test_consume_leaves_one_copy():
     decoder = LeanDecoder(model, consume=True)
     assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
     assert torch.equal(decoder.logits(Store(decoder).feed(decoder, tokens).hidden), expected)
+
+
+def test_smoothing_changes_nothing_but_int8_rounding(monkeypatch):
+    """Smoothed weights and norms compute the same model: kept in fp32 they equal it; the model given is not changed."""
+    model = tiny_model("llama", mlp_bias=True, attention_bias=True)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data.uniform_(0.2, 3.0, generator=torch.Generator().manual_seed(4))
+    tokens = tokens_for(model)
+    with torch.inference_mode():
+        expected = model(tokens[None]).logits[0]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    monkeypatch.setattr(lean, "make_linear", lambda linear, precision: make_linear(linear, "fp32"))
+    decoder = LeanDecoder(model, "int8", calibration=tokens)
+    assert not torch.equal(decoder.layers[0]._input_norm(torch.ones(1, 64)), LeanDecoder(model, "fp32").layers[0]._input_norm(torch.ones(1, 64)))
+    logits = decoder.logits(Store(decoder).feed(decoder, tokens).hidden)
+    assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_rotary_table_grows():
