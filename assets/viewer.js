@@ -1141,7 +1141,7 @@ function mount(root, options) {
     const of = name => (data.find(trace => trace.meta === name) || {y: NONE}).y, accepted = of('accepted'), rejected = of('rejected'),
         unjudged = of('unjudged'), mean = of('tokens_per_step');
     let judged = 1, all = 1;
-    accepted.forEach((n, i) => { judged = max(judged, n + rejected[i], mean[i] || 0); all = max(all, n + rejected[i] + unjudged[i]); });
+    accepted.forEach((n, i) => { judged = max(judged, n + rejected[i], mean[i] || 0); all = max(all, n + rejected[i] + unjudged[i], mean[i] || 0); });
     const isCut = all > 1.9 * judged + 1;
     layout.yaxis.range = [0, (isCut ? judged * 1.35 + 0.6 : all * 1.12)];
     return isCut;

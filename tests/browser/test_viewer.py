@@ -469,6 +469,8 @@ def test_charts_are_drawn_and_follow(page):
     progress = page.evaluate(plot.format("progress") + ".layout.annotations.map(a => a.text)")
     assert f"<b>{trace.stats['speed_up']:.2f}×</b> measured" in progress
     assert len(set(page.evaluate("[...document.querySelectorAll('.sv-plot')].map(p => p.offsetHeight)"))) == 1
+    highest = page.evaluate(f"[{plot.format('acceptance')}.layout.yaxis.range[1], Math.max(...{plot.format('acceptance')}.data.at(-1).y)]")
+    assert highest[0] >= highest[1], "the running mean must lie inside the chart"
     page.evaluate("document.body.classList.add('dark')")
     page.wait_for_function(f"{plot.format('acceptance')}.layout.font.color === '{charts.PALETTES['dark']['text']}'")
     page.click("text=Charts as table")
