@@ -1,0 +1,1 @@
+"""Measurements that can be repeated from the command line. They know the engine and everything but the user interface."""
