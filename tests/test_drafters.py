@@ -2,11 +2,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from engine_helpers import IdText, Lab, repeating_prompt
+from tiny import tiny_model
 
 from specviz.drafters import DRAFTERS, Parts
 from specviz.drafters.prompt_lookup import NGramIndex, PromptLookup
 from specviz.engine.drafting import Budget, DraftSettings
+from specviz.engine.engine import Engine
+from specviz.engine.model import LanguageModel
+from specviz.engine.record import Recorder
 from specviz.engine.sampling import SamplingParams
 from specviz.engine.sequence import Sequence
 
@@ -90,6 +95,27 @@ def test_model_drafts_say_what_they_were_drawn_from(method, greedy):
     assert all((node.q is None) == greedy for node in nodes)
     assert all((node.q_t1 is not None) == greedy for node in nodes)
     assert all(0 < (node.q_t1 if greedy else node.q) <= 1 for node in nodes)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [300, 384])
+def test_vocabularies_of_different_size_work_together(num_draft_tokens):
+    """A draft model with fewer known tokens, or a larger padded head, drafts only tokens both have, and the text stays the target's."""
+    lab = Lab()
+    target = LanguageModel(tiny_model("llama", dtype=torch.float64), num_tokens=350)
+    draft = LanguageModel(tiny_model("llama", dtype=torch.float64, vocab_size=num_draft_tokens), num_tokens=num_draft_tokens)
+    lab.target, lab.cache = target, target.new_cache(256)
+    lab.engine = Engine(target, lab.cache, Recorder(str))
+    drafter = DRAFTERS["draft_model"].create(Parts(target, lab.cache, draft))
+    for temperature in (0.0, 1.0):
+        prompt = [token % 290 for token in repeating_prompt(10)]
+        result = lab.run(prompt, drafter, k=4, max_new_tokens=30, temperature=temperature)
+        assert len(result.tokens) == 30
+        assert all(node.id < min(350, num_draft_tokens) for step in result.steps for node in step.nodes)
+        if not temperature:
+            assert result.tokens == lab.run(prompt, max_new_tokens=30).tokens
+    if num_draft_tokens < 350:
+        unknown = lab.run([*prompt, 340], drafter, max_new_tokens=8)
+        assert unknown.steps[1].draft_stop == "a token that the draft model does not know"
 
 
 def test_a_perfect_draft_model_is_always_accepted():

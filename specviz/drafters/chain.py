@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..engine.cache import KVCache
 from ..engine.draft import Draft
@@ -20,18 +21,23 @@ __all__ = ["Chain", "grow"]
 class Chain:
     """A chain in the making: at most `length` tokens, chosen (greedy) or drawn so far, and what they came from.
 
-    row: the cache row that reads it. pending: tokens to read before the first guess.
+    row: the cache row that reads it. pending: tokens to read before the first guess. num_tokens: V, the target's vocabulary; a drafter
+    that knows fewer tokens gives the others no probability.
     """
     sequence: Sequence
     length: int
     row: int
     pending: list[int]
+    num_tokens: int
     tokens: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)          # [V] each: what was drawn from, or, greedy, temperature 1 for the eye
 
     def add(self, logits: Tensor) -> None:
         """Choose or draw the next token from [V] logits, under the request's own sampling settings."""
         sequence = self.sequence
+        logits = logits[:self.num_tokens]
+        if len(logits) < self.num_tokens:
+            logits = functional.pad(logits, (0, self.num_tokens - len(logits)), value=float("-inf"))
         probs = distribution(logits[None], sequence.params, [sequence.tokens + self.tokens])[0]
         position = len(sequence.tokens) + len(self.tokens)
         self.tokens.append(sequence.noise.draw_draft(probs, position, sequence.num_steps))

@@ -37,27 +37,29 @@ class DraftModel:
     needs: tuple[int, ...] = ()
 
     def __init__(self, parts: Parts) -> None:
-        self._model = parts.draft
+        self._model, self._num_tokens = parts.draft, parts.target.num_tokens
         self._cache = parts.draft.new_cache(parts.cache.capacity)
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[Draft]:
         chains = [self._chain(*each) for each in zip(sequences, budgets)]
-        grow([chain for chain in chains if chain], self._model, self._cache)
-        return [chain.draft() if chain else Draft(stop="budget") for chain in chains]
+        grow([chain for chain in chains if isinstance(chain, Chain)], self._model, self._cache)
+        return [chain.draft() if isinstance(chain, Chain) else Draft(stop=chain) for chain in chains]
 
-    def _chain(self, sequence: Sequence, budget: Budget) -> Chain | None:
-        """A chain to grow, with everything but its last pending tokens read; None where nothing may be drafted."""
+    def _chain(self, sequence: Sequence, budget: Budget) -> Chain | str:
+        """A chain to grow, with everything but its last pending tokens read; or why nothing can be drafted."""
         length = min(budget.nodes, budget.depth, self._cache.capacity + 1 - len(sequence.tokens))
         if length <= 0:
-            return None
+            return "budget"
         if sequence.drafting is None:
             sequence.drafting = _State(self._cache.allocate())
         state: _State = sequence.drafting
+        if max(sequence.tokens[self._cache.length(state.row):]) >= self._model.num_tokens:
+            return "a token that the draft model does not know"
         while len(pending := sequence.tokens[self._cache.length(state.row):]) > _CHUNK:
             self._model.forward([Row(state.row, pending[:_CHUNK], num_logits=0)], self._cache)
             self._cache.keep(state.row, range(_CHUNK))
         state.num_pending = len(pending)
-        return Chain(sequence, length, state.row, pending)
+        return Chain(sequence, length, state.row, pending, self._num_tokens)
 
     def observe(self, outcomes: Seq[Outcome]) -> None:
         """Keep what was pending and the accepted part of the chain; its last token was never fed."""

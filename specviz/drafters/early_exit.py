@@ -37,7 +37,8 @@ class EarlyExit(Stateless):
         self.exit_layer = exit_layer or default
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[Draft]:
-        chains = [Chain(sequence, min(budget.nodes, budget.depth), sequence.row, sequence.tokens[self._cache.length(sequence.row):])
+        chains = [Chain(sequence, min(budget.nodes, budget.depth), sequence.row, sequence.tokens[self._cache.length(sequence.row):],
+                        self._model.num_tokens)
                   for sequence, budget in zip(sequences, budgets)]
         grow(chains, self._model, self._cache, self.exit_layer)
         for chain in chains:
