@@ -76,7 +76,7 @@ def _parser(environ: Mapping[str, str], on_space: bool) -> argparse.ArgumentPars
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110))
 
     model = parser.add_argument_group("model")
-    model.add_argument("--target", metavar="MODEL", help="model that answers: a name from models/, a hub repository, a folder or a GGUF file")
+    model.add_argument("--target", metavar="MODEL", help="model that answers: a name from models/, a hub repository, a folder, a GGUF file")
     model.add_argument("--draft", metavar="MODEL", help="small model that drafts, for the draft model method")
     model.add_argument("--device", default="auto", metavar="NAME", help='"auto", "cpu", "cuda", "cuda:1", ... (default: auto)')
     model.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="number format (default: auto)")

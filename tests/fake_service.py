@@ -103,7 +103,8 @@ class FakeRun:
             if index < accepted:
                 nodes.append(NodeTrace(true_id, true_text, index - 1, "accepted", q=0.7, p=0.9, accept_prob=1.0, q_t1=0.7, p_t1=0.9))
             elif index == accepted:
-                nodes.append(NodeTrace(_id("wrong"), " wrong", index - 1, "rejected", q=0.6, p=0.12, accept_prob=0.2, u=0.5, q_t1=0.6, p_t1=0.12))
+                nodes.append(NodeTrace(_id("wrong"), " wrong", index - 1, "rejected", q=0.6, p=0.12, accept_prob=0.2, u=0.5, q_t1=0.6,
+                                       p_t1=0.12))
             else:
                 nodes.append(NodeTrace(_id("then"), " then", index - 1, "unjudged", q=0.5))
         emitted = [EmittedToken(*self._tokens[at + i], "draft") for i in range(accepted)]
@@ -159,11 +160,10 @@ class FakeService:
     """
 
     def __init__(self, answer: str | dict[str, str] = ANSWER, *, pause_s: float = 0.0, state: str = "ready", message: str = "Ready.",
-                 busy: bool = False, fail_after: int | None = None, max_prompt_tokens: int = 400, methods: list[MethodInfo] | None = None) -> None:
+                 busy: bool = False, fail_after: int | None = None, max_prompt_tokens: int = 400) -> None:
         self.answer, self.pause_s, self.busy, self.fail_after = answer, pause_s, busy, fail_after
         self.max_prompt_tokens = max_prompt_tokens
         self.status_now = Status(state, message, 0.4 if state == "loading" else None)
-        self.methods_now = METHODS if methods is None else methods
         self.config_now = {"target": "Tiny-1B", "drafter": None, "device": "cpu", "dtype": "float32", "quantization": "int8", "threads": 2,
                            "context": 2048, "exactness": "bitwise"}
         self.requests: list[ChatRequest] = []
@@ -181,7 +181,7 @@ class FakeService:
         return dict(self.config_now) if self.status_now.state == "ready" else {}
 
     def methods(self) -> list[MethodInfo]:
-        return list(self.methods_now) if self.status_now.state == "ready" else []
+        return list(METHODS) if self.status_now.state == "ready" else []
 
     def default_method(self) -> str:
         return "prompt_lookup" if self.status_now.state == "ready" else ""

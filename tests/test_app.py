@@ -38,7 +38,8 @@ def recorded():
 
 def test_help_names_every_flag_and_imports_nothing_heavy():
     """--help answers before torch or Gradio would be imported."""
-    code = "import sys, app\ntry: app.main(['--help'])\nfinally: print([m for m in ('torch', 'gradio', 'transformers', 'plotly') if m in sys.modules])"
+    code = ("import sys, app\ntry: app.main(['--help'])\n"
+            "finally: print([m for m in ('torch', 'gradio', 'transformers', 'plotly') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert all(flag in done.stdout for flag in FLAGS) and done.stdout.strip().endswith("[]")
 
@@ -50,8 +51,9 @@ def test_defaults_are_this_machine_only():
 
 
 def test_every_flag_reaches_the_options():
-    options = parse(("--host 0.0.0.0 --port 80 --no-browser --share --auth me:a:b --root-path /x --target T --draft D --device cuda:1 --dtype "
-                     "bfloat16 --quantization nf4 --method eagle --k 7 --threads 3 --cache-dir /c --trace t.json --offline --no-history").split(), {})
+    line = ("--host 0.0.0.0 --port 80 --no-browser --share --auth me:a:b --root-path /x --target T --draft D --device cuda:1 --dtype bfloat16 "
+            "--quantization nf4 --method eagle --k 7 --threads 3 --cache-dir /c --trace t.json --offline --no-history")
+    options = parse(line.split(), {})
     assert options == Options(target="T", draft="D", device="cuda:1", dtype="bfloat16", quantization="nf4", method="eagle", k=7, threads=3,
                               cache_dir=Path("/c"), offline=True, trace=Path("t.json"), host="0.0.0.0", port=80, browser=False, share=True,
                               auth=("me", "a:b"), root_path="/x", history=False)
@@ -95,6 +97,13 @@ def test_main_refuses_with_one_sentence(capsys):
     assert capsys.readouterr().err.startswith("specviz: --share lets other people")
 
 
+def test_the_page_needs_no_torch():
+    """A recorded trace opens, and the page is built, before torch is imported or where it is missing."""
+    code = "import sys, specviz.ui.layout, specviz.ui.recordings; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout.strip().endswith("False False")
+
+
 # ---- starting ---------------------------------------------------------------------------------------------------------------------------
 
 def test_late_service_is_loading_then_the_service():
@@ -110,7 +119,7 @@ def test_late_service_is_loading_then_the_service():
     late.close()
 
 
-@pytest.mark.parametrize(("error", "words"), [(LoadError("No weights here and --offline."), "No weights here"), (ZeroDivisionError("x"), "ZeroDiv")])
+@pytest.mark.parametrize(("error", "words"), [(LoadError("No weights here."), "No weights here"), (ZeroDivisionError("x"), "ZeroDiv")])
 def test_late_service_that_fails_says_why(error, words):
     def broken():
         raise error

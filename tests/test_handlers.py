@@ -15,8 +15,8 @@ from specviz.ui.settings import Settings
 from specviz.ui.visits import Screen
 
 LOOK = dict(zip(Screen.FIELDS, range(len(Screen.FIELDS))))
-DEFAULTS = dict(system="", method="prompt_lookup", k=5, greedy=True, temperature=0.8, top_k=0, top_p=0.95, min_p=0.0, repetition_penalty=1.0, seed=0,
-                max_new_tokens=256, stop="", measure_plain=True, keep_probs=True)
+DEFAULTS = dict(system="", method="prompt_lookup", k=5, greedy=True, temperature=0.8, top_k=0, top_p=0.95, min_p=0.0,
+                repetition_penalty=1.0, seed=0, max_new_tokens=256, stop="", measure_plain=True, keep_probs=True)
 
 
 class Handlers(PageHandlers):
@@ -260,7 +260,8 @@ def test_settings_reach_the_engine():
          max_new_tokens=17, repetition_penalty=1.1, method="medusa", keep_probs=False)
     request = service.requests[-1]
     got = request.sampling
-    assert (got.temperature, got.top_k, got.top_p, got.min_p, got.seed, got.max_new_tokens, got.repetition_penalty) == (1.2, 7, 0.5, 0.1, 3, 17, 1.1)
+    assert (got.temperature, got.top_k, got.top_p, got.min_p) == (1.2, 7, 0.5, 0.1)
+    assert (got.seed, got.max_new_tokens, got.repetition_penalty) == (3, 17, 1.1)
     assert got.stop == ("END", "\n\n") and (request.method, request.k, request.keep_probs) == ("medusa", 3, False)
     turn(Handlers(service), greedy=True, temperature=1.2, top_k=7)
     assert service.requests[-1].sampling.greedy and service.requests[-1].sampling.top_k == 0
@@ -281,7 +282,8 @@ def test_an_empty_menu_means_the_default_method():
 
 @pytest.mark.parametrize("text", [
     "a <b>bold</b> word", "\\<b>", "\\\\<b>", "![x](http://example.org/p.png)", "!\\[x]", "`<i>` and <i>", "``a`<b>`` <c>",
-    "```html\n<b>\n```\n<b>", "~~~\n<b> never closed", "1 < 2 && 3 > 2", "<!-- note -->", "<think>\n", "\\`<b>\\`", "&lt;b&gt;", "", "\n\n  x\n"])
+    "```html\n<b>\n```\n<b>", "~~~\n<b> never closed", "1 < 2 && 3 > 2", "<!-- note -->", "<think>\n",
+    "\\`<b>\\`", "&lt;b&gt;", "", "\n\n  x\n"])
 def test_shown_text_can_be_taken_back_exactly(text):
     """What the model is given is what was typed or generated, whatever was escaped for the eye."""
     assert raw(shown(text)) == text
@@ -295,7 +297,7 @@ def test_only_text_outside_code_is_escaped():
 def test_conversation_drops_failed_and_unanswered_turns():
     """Templates insist on turns in turn: user and assistant alternate whatever went wrong before."""
     history = [question("a"), failed("Busy."), question("b"), answered("B"), question("stopped"), question("c")]
-    assert conversation(history) == [{"role": "user", "content": "b"}, {"role": "assistant", "content": "B"}, {"role": "user", "content": "c"}]
+    assert [(turn["role"], turn["content"]) for turn in conversation(history)] == [("user", "b"), ("assistant", "B"), ("user", "c")]
 
 
 def test_load_follows_the_model_and_fills_the_menu(monkeypatch):

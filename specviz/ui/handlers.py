@@ -188,9 +188,10 @@ class Handlers:
             yield Screen(viewer=message)
 
     def _measure(self, visit: Visit, run: Run, history: list[Message]) -> Iterator[Screen]:
+        """Messages leave as often as during the answer, so that on a small machine drawing disturbs both runs alike."""
         trace, slicer = run.trace(), visit.slicer
         num_done, num_tokens = len(trace.plain), (trace.stats or {}).get("num_tokens", 0)
-        goal, chat = min(num_tokens, num_done + PLAIN_TOKENS), Pace(CHAT_S, self._clock)
+        goal, pace = min(num_tokens, num_done + PLAIN_TOKENS), Pace(CHAT_S, self._clock)
         if num_done >= goal:
             return
         footer = strings.footer(trace.stats, run.reason, still_measuring=True)
@@ -205,7 +206,7 @@ class Handlers:
                 *messages, last = slicer.plain(token) or [SKIP]
                 for message in messages:
                     yield Screen(viewer=message)
-                if chat.due():
+                if pace.due():
                     yield Screen(viewer=last, status=strings.status_html(line))
                 elif last is not SKIP:
                     yield Screen(viewer=last)
@@ -299,7 +300,7 @@ class Handlers:
         """The status line while nothing runs."""
         status = self.service.status()
         if status.state == "failed":
-            return f"failed: {status.message}"
+            return strings.load_failed(status.message)
         if status.state == "loading":
             return strings.loading(status.message, status.fraction)
         return strings.ready(self.service.config())
@@ -328,7 +329,8 @@ class Handlers:
     def _words(self, run: Run) -> list[str]:
         config = dict(run.meta.get("config") or {})
         k = config.get("k")
-        return [str(run.meta.get("method_label") or run.meta.get("method") or ""), f"K {k}" if k else "", *strings.configuration({"target": run.meta.get("target")} | config)]
+        method = str(run.meta.get("method_label") or run.meta.get("method") or "")
+        return [method, f"K {k}" if k else "", *strings.configuration({"target": run.meta.get("target")} | config)]
 
     def _lines(self, visit: Visit, run: Run, draft_stop: str = "", result: Sequence[str] | None = None) -> tuple[str, str]:
         """The status line without and with the configuration: the viewer shows the configuration by itself."""

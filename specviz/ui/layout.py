@@ -89,10 +89,11 @@ def build(service: Service, recording: Recording, *, method: str | None = None, 
 
 def launch(page: gr.Blocks, options: Options, port: int) -> tuple[str, str | None]:
     """Serve the page and return at once: (local address, public address or None)."""
+    head = HEAD.format(css=(ASSETS / "page.css").read_text(encoding="utf-8"))
     _, address, public = page.launch(
         server_name=options.host, server_port=port, share=options.share, auth=options.auth, root_path=options.root_path,
         inbrowser=options.browser and not options.on_space, quiet=True, prevent_thread_lock=True, run_history=options.history and None,
-        theme=_theme(), head=HEAD.format(css=(ASSETS / "page.css").read_text(encoding="utf-8")), footer_links=["api", "settings"], ssr_mode=False,
+        theme=_theme(), head=head, footer_links=["api", "settings"], ssr_mode=False,
         state_session_capacity=1000)
     return address, public
 
@@ -139,5 +140,5 @@ def _controls(handlers: Handlers, k: int | None) -> tuple[list[Any], list[Any]]:
 def _theme() -> gr.themes.Base:
     """Neutral, with fonts that come with Gradio: a theme from the Hub or a Google font would call outside."""
     font = (gr.themes.LocalFont("IBM Plex Sans", weights=(400, 700)), "ui-sans-serif", "system-ui", "sans-serif")   # its 600 lacks letters
-    return gr.themes.Base(font=font, primary_hue=gr.themes.colors.emerald, secondary_hue=gr.themes.colors.emerald, neutral_hue=gr.themes.colors.gray,
-                          radius_size=gr.themes.sizes.radius_md, spacing_size=gr.themes.sizes.spacing_md)
+    colors = gr.themes.colors
+    return gr.themes.Base(font=font, primary_hue=colors.emerald, secondary_hue=colors.emerald, neutral_hue=colors.gray)

@@ -16,7 +16,8 @@ FAILED = "failed"            # metadata id of a turn that got no answer
 
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 _CODE = re.compile(r"(?<![`\\])(`+)(?!`)(?:(?!\n\s*\n).)+?(?<!`)\1(?!`)", re.DOTALL)
-_SPECIAL = re.compile(r"(?P<a>\\*)(?=<[A-Za-z/!?])<|(?<=!)(?P<b>\\*)\[")        # a tag's or a picture's beginning, and backslashes before it
+# A tag's or a picture's beginning, with the backslashes before it.
+_SPECIAL = re.compile(r"(?P<a>\\*)(?=<[A-Za-z/!?])<|(?<=!)(?P<b>\\*)\[")
 
 
 def question(text: str) -> Message:

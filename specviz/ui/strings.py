@@ -5,8 +5,8 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["EMPTY_CHAT", "HEADLINE", "NAME", "configuration", "continue_label", "footer", "loading", "measuring", "method_choice",
-           "method_note", "outcome", "progress", "ready", "speculation_state", "status_html", "status_line"]
+__all__ = ["EMPTY_CHAT", "HEADLINE", "NAME", "configuration", "continue_label", "footer", "load_failed", "loading", "measuring",
+           "method_choice", "method_note", "outcome", "progress", "ready", "speculation_state", "status_html", "status_line"]
 
 NAME = "specviz"
 HEADLINE = "A small guess, one big check: watch a language model speed up without changing what it says."
@@ -46,6 +46,10 @@ def status_line(state: str, words: Sequence[str]) -> str:
 
 def ready(config: Mapping[str, Any]) -> str:
     return status_line("ready", configuration(config))
+
+
+def load_failed(message: str) -> str:
+    return f"failed: {message.rstrip('.')}. Recorded runs can still be played."
 
 
 def speculation_state(method: str, drafted: Sequence[int], draft_stop: str) -> str:
@@ -117,4 +121,5 @@ def status_html(line: str) -> str:
     text = html.escape(line)
     if state in ("active", "off", "paused"):
         text = f"speculation {text}"
-    return f'<div class="page-status" role="status" data-state="{kind}"><span class="page-dot" aria-hidden="true"></span><span>{text}</span></div>'
+    dot = '<span class="page-dot" aria-hidden="true"></span>'
+    return f'<div class="page-status" role="status" data-state="{kind}">{dot}<span>{text}</span></div>'

@@ -175,12 +175,14 @@ def test_examples_run_and_clear_brings_them_back(tab, site):
 def test_hostile_and_marked_up_text_is_shown_literally(tab, site):
     """Tags in model text stay visible as text, run nothing and fetch nothing; code blocks keep theirs; Markdown still works."""
     site[0].answer = ("Use <b>bold</b> and <think>this</think> or <script>window.pwned=1</script> <img src=http://example.org/a.png "
-                      "onerror=window.pwned=2> ${window.pwned=3} {{x}} ![pic](http://example.org/b.png) **strong**\n\n```html\n<i>code</i>\n```\n"
+                      "onerror=window.pwned=2> ${window.pwned=3} {{x}} ![pic](http://example.org/b.png) **strong**\n\n"
+                      "```html\n<i>code</i>\n```\n"
                       "    ```\n![late](http://example.org/c.png)")
     tab.send("Give me <u>tags</u>")
     tab.idle()
     shown = tab.answer().inner_text()
-    for part in ("<b>bold</b>", "<think>this</think>", "<script>window.pwned=1</script>", "<img src=", "${window.pwned=3}", "{{x}}", "![pic](", "<i>code</i>"):
+    for part in ("<b>bold</b>", "<think>this</think>", "<script>window.pwned=1</script>", "<img src=", "${window.pwned=3}", "{{x}}",
+                 "![pic](", "<i>code</i>"):
         assert part in shown
     assert tab.answer().locator("strong").inner_text() == "strong"
     expect(tab.page.locator("#chat [data-testid=user]")).to_contain_text("<u>tags</u>")
