@@ -613,7 +613,7 @@ function mount(root, options) {
     run = new Run(id, meta);
     run.isEnd = token => run.reason === 'eos' && size() > 0 && emittedOf(run.steps[size() - 1]).slice(-1)[0] === token;
     view = {at: -1, live: true, playing: false, drawn: 0, chunks: [], dimmed: null, home: -1, pending: false, tab: view ? view.tab
-        : 'outcome', node: null, threshold: 0, zoom: null, numFlushes: 0};
+        : 'outcome', node: null, threshold: 0, zoom: null};
     strip.replaceChildren(el('p', 'sv-empty', WORDS.emptyStrip));
     root.classList.remove('replay');
     problem.hidden = true;
@@ -730,7 +730,7 @@ function mount(root, options) {
 
   // ---- once per animation frame, however many messages came
   function flush() {
-    view.pending = false; view.numFlushes++;
+    view.pending = false;
     if (size() && !view.chunks.length) strip.replaceChildren();
     const fresh = document.createDocumentFragment();
     for (; view.drawn < size(); view.drawn++) {
@@ -758,8 +758,10 @@ function mount(root, options) {
     for (const token of tokens) {
       const node = tokenSpan(token, token.origin, run.isEnd(token));
       if (token.origin === 'correction' && rejected && rejected.text !== '') {      // small above the token that took its place
-        node.classList.add('sv-over');
-        node.append(el('span', 'sv-rejected', shown(rejected.text) || '␣'));
+        const word = el('span', 'sv-over'), hasSpace = /^ \S/.test(token.text);      // the space may hang at the end of the line before
+        if (hasSpace) fill(word, {text: token.text.slice(1)}); else word.append(...node.childNodes);
+        word.append(el('span', 'sv-rejected', shown(rejected.text) || '␣'));
+        node.replaceChildren(hasSpace ? ' ' : '', word);
       }
       span.append(node);
     }
@@ -1050,7 +1052,7 @@ function mount(root, options) {
     if (chartState === 'ready') { charts.forEach(chart => { chart.key = null; }); return; }
     if (chartState === 'loading') return;
     chartState = 'loading';
-    chartRow.replaceChildren(el('p', 'sv-note is-loading', WORDS.chartsLoading));
+    chartRow.replaceChildren(el('p', 'sv-note', WORDS.chartsLoading));
     loadPlotly(message.plotly).then(() => {
       chartRow.replaceChildren();
       charts = Object.keys(figures.light).map(name => {
@@ -1255,8 +1257,8 @@ function mount(root, options) {
     state: () => ({run: run.id, seq: run.seq, numSteps: size(), numDecode: run.numDecode, numPlain: run.plain.length,
         numTokens: run.numTokens, numAccepted: run.numAccepted, numDrafted: run.numDrafted,
       numLost: run.numLost, numHeld: held.size, at: view.at, live: view.live, playing: view.playing, text: run.text,
-          isRepeating: run.isRepeating, speedUp: run.speedUp(), charts: chartState, chartDraws,
-      numSpans: strip.querySelectorAll('.sv-tok').length, numFlushes: view.numFlushes, pending: view.pending, theme: theme()}),
+          speedUp: run.speedUp(), charts: chartState, chartDraws,
+      numSpans: strip.querySelectorAll('.sv-tok').length, pending: view.pending}),
   };
 }
 

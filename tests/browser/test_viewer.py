@@ -353,6 +353,19 @@ def test_rejected_drafts_can_be_hidden(page):
     assert not page.is_visible(".sv-rejected")
 
 
+def test_rejected_drafts_stand_above_their_correction(page):
+    """Each small rejected draft begins where the word that replaced it begins, on the same line, also after a line break."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    show(page, make_trace(60, hit=.4))
+    off = page.evaluate("""() => [...document.querySelectorAll('.sv-strip .sv-over')].map(word => {
+      const above = word.querySelector('.sv-rejected').getBoundingClientRect(), range = document.createRange();
+      range.selectNodeContents(word.firstChild);
+      const own = range.getClientRects()[0];
+      return [Math.abs(above.left - own.left), own.top - above.bottom];
+    })""")
+    assert len(off) > 20 and max(left for left, _ in off) < 2 and all(-12 < up < 12 for _, up in off)
+
+
 def test_gap_is_filled_by_a_resync(page):
     """A lost message is asked for by run and number, and the run is complete afterwards; late duplicates change nothing."""
     trace = make_trace(20)
