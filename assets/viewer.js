@@ -955,7 +955,7 @@ function mount(root, options) {
   function showConfig() {     // read back from the engine, never from the form
     const meta = run.meta, own = isObject(meta.config) ? meta.config : {}, name = x => isObject(x) ? x.name || x.label || x.id : x;
     const parts = [name(meta.target), meta.drafter && '+ ' + name(meta.drafter), name(meta.method), finite(own.k) && 'K=' + own.k,
-        own.tree && 'tree ' + name(own.tree), own.dtype, own.quantization, own.device, own.threads && own.threads + ' threads'];
+        own.tree && 'tree ' + name(own.tree), own.dtype, own.quantization, own.device, own.threads && own.threads + (own.threads === 1 ? ' thread' : ' threads')];
     config.textContent = parts.filter(part => part && (typeof part === 'string' || finite(part))).join(' · ');
   }
 
