@@ -8,6 +8,7 @@ import gradio as gr
 import pytest
 from fake_service import ANSWER, FakeService
 
+from specviz.trace import dumps
 from specviz.ui import strings
 from specviz.ui.handlers import Handlers as PageHandlers
 from specviz.ui.messages import answered, conversation, failed, question, raw, shown, text_of
@@ -298,6 +299,25 @@ def test_conversation_drops_failed_and_unanswered_turns():
     """Templates insist on turns in turn: user and assistant alternate whatever went wrong before."""
     history = [question("a"), failed("Busy."), question("b"), answered("B"), question("stopped"), question("c")]
     assert [(turn["role"], turn["content"]) for turn in conversation(history)] == [("user", "b"), ("assistant", "B"), ("user", "c")]
+
+
+def test_a_recording_is_shown_unless_a_run_is_live(tmp_path):
+    """Choosing a bundled run sends its trace; during a live run it would mix two runs in one viewer, so nothing happens."""
+    run = FakeService().submit(Settings(**DEFAULTS).request([{"role": "user", "content": "Hi"}], "x"))
+    assert list(run)
+    (tmp_path / "01-copy-draft_model.json").write_text(dumps(run.trace()))
+    (tmp_path / "02-broken.json").write_text("{")
+    handlers, who = PageHandlers(FakeService(), recordings=tmp_path), visitor()
+    message, _ = handlers.show_recording(who, "copy, draft model")
+    assert json.loads(message)["type"] == "trace" and json.loads(message)["trace"]["steps"]
+    assert is_skip(handlers.show_recording(who, "../../etc/passwd")[0])
+    assert "error: " in handlers.show_recording(who, "broken")[1]
+    _, asked = handlers.ask(who, "Go", [])
+    generator = handlers.respond(who, asked, *values())
+    next(generator)
+    assert is_skip(handlers.show_recording(who, "copy, draft model")[0])
+    generator.close()
+    assert not is_skip(handlers.show_recording(who, "copy, draft model")[0])
 
 
 def test_load_follows_the_model_and_fills_the_menu(monkeypatch):

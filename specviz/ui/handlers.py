@@ -12,17 +12,19 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from ..errors import InputError, SpecvizError
-from ..trace import StepTrace, dumps
+from ..trace import StepTrace, dumps, load
 from . import strings
 from .messages import Message, answered, conversation, failed, is_failed, last_question, question, text_of
+from .recordings import TRACES, titles
 from .settings import Settings
 from .slicer import Archive, Slicer
-from .viewer import start_body
+from .viewer import start_body, trace_message
 from .visits import SKIP, Pace, Screen, Visit, Visits
 
 if TYPE_CHECKING:                # the service imports torch; the page opens without waiting for it
@@ -41,10 +43,10 @@ IDLE = {"submit_btn": True, "stop_btn": False}
 class Handlers:
     """The page's event functions. Their first parameter is what Gradio passes in by type, the others are component values."""
 
-    def __init__(self, service: Service, *, archive: Archive | None = None, method: str | None = None,
+    def __init__(self, service: Service, *, archive: Archive | None = None, method: str | None = None, recordings: Path = TRACES,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        """method: the one to begin with, where the service has it; None is the service's own default."""
-        self.service, self.archive, self._method = service, archive or Archive(), method
+        """method: the one to begin with, where the service has it; None is the service's own default. recordings: their folder."""
+        self.service, self.archive, self._method, self._recordings = service, archive or Archive(), method, recordings
         self._clock = clock
         self._visits = Visits()
 
@@ -117,11 +119,13 @@ class Handlers:
             yield self._refusal(history, error)
             return
         visit.run, visit.slicer, visit.drafted = run, Slicer(archive=self.archive, clock=self._clock), []
+        visit.live = True
         try:
             for screen in self._turn(visit, run, history, settings.measure_plain):
                 yield screen if visit.turn == turn else screen.viewer_only()
         finally:                                     # also when the page was closed
             visit.busy = visit.busy and visit.turn != turn
+            visit.live = False
             if not run.reason:
                 run.cancel()
 
@@ -133,9 +137,12 @@ class Handlers:
             return
         visit.stopped.clear()
         visit.interrupted.clear()
-        turn = visit.turn
-        for screen in self._comparison(visit, visit.run, history[:-1]):
-            yield screen if visit.turn == turn else screen.viewer_only()
+        turn, visit.live = visit.turn, True
+        try:
+            for screen in self._comparison(visit, visit.run, history[:-1]):
+                yield screen if visit.turn == turn else screen.viewer_only()
+        finally:
+            visit.live = False
 
     def _turn(self, visit: Visit, run: Run, history: list[Message], measure: bool) -> Iterator[Screen]:
         yield from self._answer(visit, run, history)
@@ -295,6 +302,16 @@ class Handlers:
             if method.name == name:
                 return strings.method_note(method.summary, method.reason, method.note)
         return ""
+
+    def show_recording(self, request: gr.Request, title: str | None) -> tuple[Any, Any]:
+        """A bundled run for the viewer; not while a live run is being shown. Returns updates of the viewer and the status line."""
+        path = titles(self._recordings).get(title or "")
+        if path is None or self._visits.of(request).live:
+            return SKIP, SKIP
+        try:
+            return trace_message(load(path)), SKIP
+        except SpecvizError as error:
+            return SKIP, strings.status_html(f"error: {error}")
 
     def resting_line(self) -> str:
         """The status line while nothing runs."""

@@ -12,7 +12,7 @@ from ..options import Options
 from . import strings
 from .examples import EXAMPLES
 from .handlers import Handlers
-from .recordings import Recording
+from .recordings import TRACES, Recording, titles
 from .viewer import Viewer, trace_message
 
 if TYPE_CHECKING:
@@ -43,9 +43,13 @@ HEADER = f"""
 <button type="button" class="page-live" data-view="chat">Run live</button>"""
 
 
-def build(service: Service, recording: Recording, *, method: str | None = None, k: int | None = None) -> gr.Blocks:
-    """The whole page, not launched. recording: what the viewer shows until the first run. method, k: what to begin with."""
-    handlers = Handlers(service, method=method)
+def build(service: Service, recording: Recording, *, method: str | None = None, k: int | None = None,
+          recordings: Path = TRACES) -> gr.Blocks:
+    """The whole page, not launched. recording: what the viewer shows until the first run. method, k: what to begin with.
+
+    recordings: a folder of traces to choose from; the menu appears where there are at least two.
+    """
+    handlers = Handlers(service, method=method, recordings=recordings)
     with gr.Blocks(title="specviz: speculative decoding, made visible", fill_width=True, analytics_enabled=False) as page:
         gr.HTML(html_template=HEADER, css_template="", js_on_load=(ASSETS / "page.js").read_text(encoding="utf-8"), apply_default_css=False,
                 elem_id="header")
@@ -65,6 +69,9 @@ def build(service: Service, recording: Recording, *, method: str | None = None, 
             with gr.Column(scale=7, min_width=320, elem_id="viewer-column"):
                 first = trace_message(recording.trace) if recording.trace else None
                 viewer = Viewer(first, resync=handlers.archive.resync, elem_id="viewer")
+                names = list(titles(recordings))
+                shelf = gr.Dropdown(names, value=None, label="Show a recorded run", filterable=False, visible=len(names) > 1,
+                                    elem_id="recordings")
 
         screen = [viewer, chat, status, prompt, more]
         live = dict(outputs=screen, trigger_mode="multiple", show_progress="minimal", show_progress_on=[status], **MODEL, **PRIVATE)
@@ -81,6 +88,7 @@ def build(service: Service, recording: Recording, *, method: str | None = None, 
         chat.clear(handlers.clear, None, screen, **LIGHT)
         prompt.stop(handlers.stop, None, prompt, **LIGHT)
         more.click(handlers.measure_more, [chat], **live)
+        shelf.change(handlers.show_recording, shelf, [viewer, status], **LIGHT)
         page.load(handlers.load, None, [status, *menus], show_progress="hidden", concurrency_limit=None, **PRIVATE)
         page.unload(handlers.leave)
         gr.api(handlers.generate, api_name="generate", **MODEL)
@@ -92,8 +100,8 @@ def launch(page: gr.Blocks, options: Options, port: int) -> tuple[str, str | Non
     head = HEAD.format(css=(ASSETS / "page.css").read_text(encoding="utf-8"))
     _, address, public = page.launch(
         server_name=options.host, server_port=port, share=options.share, auth=options.auth, root_path=options.root_path,
-        inbrowser=options.browser and not options.on_space, quiet=True, prevent_thread_lock=True, run_history=options.history and None,
-        theme=_theme(), head=head, footer_links=["api", "settings"], ssr_mode=False,
+        inbrowser=options.browser and not options.on_space, quiet=True, prevent_thread_lock=True,
+        run_history=None if options.history else False, theme=_theme(), head=head, footer_links=["api", "settings"], ssr_mode=False,
         state_session_capacity=1000)
     return address, public
 

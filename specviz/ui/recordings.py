@@ -1,13 +1,14 @@
 """Recorded runs that the page can show before any model is there. It knows nothing of Gradio and imports no torch."""
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import TraceError
 from ..trace import Trace, load
 
-__all__ = ["Recording", "bundled", "opening"]
+__all__ = ["Recording", "bundled", "opening", "titles"]
 
 TRACES = Path(__file__).resolve().parents[2] / "assets" / "traces"
 
@@ -23,6 +24,11 @@ class Recording:
 def bundled(folder: Path = TRACES) -> list[Path]:
     """The recorded runs that come with the program, in the order of their names."""
     return sorted(folder.glob("*.json")) if folder.is_dir() else []
+
+
+def titles(folder: Path = TRACES) -> dict[str, Path]:
+    """The bundled runs by a title made of their file name: "02-copy-draft_model.json" is "copy, draft model"."""
+    return {re.sub(r"^\d+[-_]", "", file.stem).replace("-", ", ").replace("_", " "): file for file in bundled(folder)}
 
 
 def opening(path: Path | None, folder: Path = TRACES) -> Recording:

@@ -122,4 +122,5 @@ def status_html(line: str) -> str:
     if state in ("active", "off", "paused"):
         text = f"speculation {text}"
     dot = '<span class="page-dot" aria-hidden="true"></span>'
-    return f'<div class="page-status" role="status" data-state="{kind}">{dot}<span>{text}</span></div>'
+    spoken = "polite" if kind in ("ready", "failed") else "off"          # not four times a second
+    return f'<div class="page-status" role="status" aria-live="{spoken}" data-state="{kind}">{dot}<span>{text}</span></div>'

@@ -37,10 +37,11 @@ class Visit:
     """What the server remembers of one open page.
 
     turn: number of the last question; a generator of an earlier turn must not touch the chat any more. busy: a question waits or is
-    being answered. stopped: Stop was pressed. interrupted: someone waits, so end the plain measurement.
+    being answered. live: a run of this page sends to its viewer. stopped: Stop was pressed. interrupted: someone waits, so end the plain measurement.
     """
     turn: int = 0
     busy: bool = False
+    live: bool = False
     stopped: threading.Event = field(default_factory=threading.Event)
     interrupted: threading.Event = field(default_factory=threading.Event)
     run: Run | None = None
