@@ -8,7 +8,7 @@ from tiny import FAMILIES
 
 from specviz.drafters import DRAFTERS
 from specviz.engine.draft import Draft
-from specviz.engine.model import Output
+from specviz.engine.model import FINAL, Output, Row
 from specviz.engine.sequence import Status
 from specviz.errors import InputError, PromptTooLong, UnsupportedModel
 
@@ -145,6 +145,42 @@ def test_chunked_prefill_changes_nothing():
     assert runner.tokens == whole.run(short, max_new_tokens=30).tokens
 
 
+class Listener(Oracle):
+    """An oracle that also wants hidden states, and keeps those of every token that was committed."""
+    name = "listener"
+
+    def __init__(self, truth, needs) -> None:
+        super().__init__(truth, tree=True)
+        self.needs, self.states, self.chunks = needs, [], []
+
+    def observe(self, outcomes):
+        for outcome in outcomes:
+            pending = len(outcome.hidden) - len(outcome.draft)
+            path = outcome.verdict.path if outcome.verdict else ()
+            self.chunks.append((pending, outcome.verdict is None, outcome.logits is None))
+            self.states.append(outcome.hidden[[*range(pending), *(pending + node for node in path)]])
+
+
+def test_drafters_hear_the_hidden_states_of_every_committed_token():
+    """Chunk by chunk of the prompt and step by step, in the drafter's own order of layers, beside a drafter that wants other layers."""
+    lab = Lab(token_budget=7)
+    prompt = repeating_prompt(25)
+    plain = lab.run(prompt, max_new_tokens=20, scope="plain")
+    truth = {request: prompt + plain.tokens for request in range(9)}
+    first, second = Listener(truth, (2, FINAL)), Listener(truth, (0, 2))
+    results = [lab.add(prompt, drafter, k=6, max_new_tokens=20, scope=str(drafter.needs)) for drafter in (first, second)]
+    lab.finish()
+    row = lab.cache.allocate()
+    tokens = prompt + plain.tokens
+    for drafter, result in zip((first, second), results):
+        assert result.tokens == plain.tokens
+        whole = lab.target.forward([Row(row, tokens)], lab.cache, hidden=drafter.needs)[0].hidden
+        lab.cache.keep(row, ())
+        heard = torch.cat(drafter.states)
+        torch.testing.assert_close(heard[:len(tokens) - 1], whole[:len(tokens) - 1], rtol=0, atol=1e-9)
+        assert [chunk for chunk in drafter.chunks if chunk[1]] and all(chunk[1] == chunk[2] for chunk in drafter.chunks)
+
+
 def test_cancel_keeps_the_text_and_frees_the_row():
     """Cancelling while waiting, while reading the prompt or while decoding ends the request at once; the others go on unchanged."""
     lab = Lab(max_rows=2, token_budget=8, max_parked=0)
@@ -227,7 +263,6 @@ def test_sampled_tokens_follow_the_target(method, options):
 
     The law of a position given its prefix is computed from the model; draws are pooled over prefixes by their probability rank.
     """
-    from specviz.engine.model import Row
     from specviz.engine.sampling import SamplingParams, distribution
     lab = Lab(likeness=0.97, dtype=torch.float64)
     prompt = repeating_prompt(12)
