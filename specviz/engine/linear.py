@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -102,7 +102,9 @@ class Int8Linear(nn.Module):
 
 
 def make_linear(linear: nn.Linear, precision: str) -> nn.Module:
-    """The module that computes `linear` in "fp32", "bf16" or "int8". Weights that are not float32 are left to torch.
+    """The module that computes `linear` in "fp32", "bf16" or "int8"; the next better one where the processor lacks the operators.
+
+    Weights that are not float32 are left to torch.
 
     Raises InputError for another precision.
     """
@@ -111,15 +113,17 @@ def make_linear(linear: nn.Linear, precision: str) -> nn.Module:
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     if weight.dtype != torch.float32 or weight.device.type != "cpu":
         return PlainLinear(weight, bias)
+    attempts: list[Callable[[], nn.Module]] = [lambda: PackedLinear(weight, bias)]
     if precision == "int8" and weight.shape[0] >= _SMALLEST:
+        attempts.insert(0, lambda: Int8Linear(weight, bias))
+    elif precision == "bf16":
+        attempts.insert(0, lambda: PackedLinear(weight, bias, torch.bfloat16))
+    for attempt in attempts:
         try:
-            return Int8Linear(weight, bias)
+            return attempt()
         except (RuntimeError, AttributeError, NotImplementedError):
-            precision = "fp32"
-    try:
-        return PackedLinear(weight, bias, torch.bfloat16 if precision == "bf16" else torch.float32)
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return PlainLinear(weight, bias)
+            continue
+    return PlainLinear(weight, bias)
 
 
 def fuse(linears: Sequence[nn.Linear]) -> nn.Linear:
@@ -170,7 +174,7 @@ def describe_machine() -> dict[str, Any]:
     """What the processor offers: "isa", torch's level with the int8 extensions that decide which kernels run, such as "AVX512 VNNI AMX"."""
     words = [torch.backends.cpu.get_cpu_capability()]
     for name, word in (("_is_vnni_supported", "VNNI"), ("_is_avx512_bf16_supported", "BF16"), ("_is_amx_tile_supported", "AMX")):
-        if getattr(torch.cpu, name, bool)():
+        if words[0].startswith("AVX512") and getattr(torch.cpu, name, bool)():
             words.append(word)
     return {"isa": " ".join(words)}
 
