@@ -6,34 +6,29 @@ from __future__ import annotations
 
 import math
 import platform
-import queue
-import sys
 import threading
-import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
-import torch
-
 from . import __version__, metrics
 from .drafters import DRAFTERS
-from .engine.drafting import Drafter, DraftSettings
-from .engine.engine import Engine
-from .errors import Busy, InputError, NotEnoughMemory, PromptTooLong, SpecvizError
+from .driver import Driver, Job
+from .engine.drafting import Drafter
+from .errors import Busy, InputError, PromptTooLong
 from .opening import Opened, open_engine
 from .options import Options
-from .service import ChatRequest, MethodInfo, Status
+from .remembered import Remembered
+from .service import ChatRequest, Choice, Inspection, Line, MethodInfo, Offer, Status
+from .shelf import Shelf
 from .text import StopText, TextCodec
 from .trace import PlainToken, StepTrace, Trace
 
 __all__ = ["AnswerText", "LocalRun", "LocalService"]
 
-_MAX_OPEN = 20
-_END = object()
+_UNLOADED = "No model is loaded. Choose one under Models."
 
 
 class AnswerText:
@@ -60,32 +55,15 @@ class AnswerText:
             self.text += released + self._stop.flush()
 
 
-@dataclass(eq=False)
-class _Job:
-    """One request in the engine and where its records go."""
-    prompt: list[int]
-    request: ChatRequest
-    drafter: Drafter
-    k: int
-    sink: AnswerText
-    alone: bool = False
-    events: queue.SimpleQueue | None = None
-    request_id: int | None = None
-    reason: str = ""
-
-    def __post_init__(self) -> None:
-        self.events = queue.SimpleQueue()
-
-
 class LocalRun:
     """See `service.Run`."""
 
-    def __init__(self, service: LocalService, job: _Job, meta: dict[str, Any]) -> None:
+    def __init__(self, driver: Driver, job: Job, meta: dict[str, Any]) -> None:
         self.meta = meta
-        self._service, self._job = service, job
+        self._driver, self._job = driver, job
         self._steps: list[StepTrace] = []
         self._plain: list[PlainToken] = []
-        self._measuring: _Job | None = None
+        self._measuring: Job | None = None
         self._cancelled = False
 
     @property
@@ -97,32 +75,38 @@ class LocalRun:
         return self._job.reason
 
     def __iter__(self) -> Iterator[StepTrace]:
-        for step in self._service._events(self._job):
+        for step in self._driver.events(self._job):
             self._steps.append(step)
             yield step
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._service._cancel(self._job)
+        self._driver.cancel(self._job)
         if measuring := self._measuring:
-            self._service._cancel(measuring)
+            self._driver.cancel(measuring)
 
     def measure_plain(self, num_tokens: int = 128) -> Iterator[PlainToken]:
         answer = [token for step in self._steps for token in step.emitted]
         goal = min(len(answer), len(self._plain) + num_tokens)
-        if len(self._plain) >= goal or (self._plain and self._plain[-1].id in self._service._eos_ids):
+        opened = self._driver.opened
+        if opened is None or len(self._plain) >= goal or (self._plain and self._plain[-1].id in opened.eos_ids):
             return
         self._cancelled = False
         sampling = replace(self._job.request.sampling, max_new_tokens=goal - len(self._plain), stop=())
         request = replace(self._job.request, sampling=sampling, method="plain")
-        job = self._measuring = self._service._measure([*self._job.prompt, *(token.id for token in self._plain)], request)
+        job = Job([*self._job.prompt, *(token.id for token in self._plain)], request, opened.drafter("plain"), 1,
+                  AnswerText(opened.codec, ()), alone=True)
+        del opened                                # whoever holds it in a suspended generator keeps a whole model alive
+        if not self._driver.measure(job):
+            return
+        self._measuring = job
         try:
-            for step in self._service._events(job):
+            for step in self._driver.events(job):
                 for token in self._plain_tokens(step):
                     self._plain.append(token)
                     yield token
         finally:
-            self._service._cancel(job)
+            self._driver.cancel(job)
             self._measuring = None
 
     def _plain_tokens(self, step: StepTrace) -> Iterator[PlainToken]:
@@ -143,36 +127,59 @@ class LocalRun:
         return replace(trace, stats=metrics.summarize(trace).to_dict(), compare=metrics.compare(trace))
 
 
-class LocalService:
-    """See `service.Service`. Loads as soon as it is made; `close` ends its thread.
+@dataclass(eq=False)
+class _Load:
+    """One attempt to load. fallback: what to load should it fail, where the pair in use was unloaded for it or a remembered one is tried.
 
-    opener: loads and builds the engine; tests give a small one.
+    reason: the sentence to go on showing while the fallback is loaded.
+    """
+    choice: Choice
+    unload_first: bool = False
+    is_first: bool = False
+    is_fallback: bool = False
+    fallback: Choice | None = None
+    reason: str = ""
+    driver: Driver = field(init=False)
+
+
+class LocalService:
+    """See `service.Service`. Loads as soon as it is made; `close` ends its threads.
+
+    opener: loads and builds an engine; tests give a small one. remembered: where the choice is kept from one start to the next.
     """
 
-    def __init__(self, options: Options, opener: Callable[..., Opened] = open_engine) -> None:
-        self._options, self._opener = options, opener
-        self._status = Status("loading", "Starting.")
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._opened: Opened | None = None
-        self._jobs: dict[int, _Job] = {}
-        self._open: set[_Job] = set()             # chat turns that have not ended, waiting ones included
-        self._waiting_alone: deque[_Job] = deque()
-        self._measurements: set[_Job] = set()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._main, name="specviz-engine", daemon=True)
-        self._thread.start()
+    def __init__(self, options: Options, opener: Callable[..., Opened] = open_engine, remembered: Remembered | None = None) -> None:
+        self._options, self._opener, self._remembered = options, opener, remembered
+        self._shelf = Shelf(options)
+        self._lock = threading.RLock()
+        self._driver: Driver | None = None        # the pair in use
+        self._loading: _Load | None = None
+        self._leaving: list[Driver] = []          # threads that may still hold memory
+        self._choice: Choice | None = None
+        self._error, self._number = "", 0
+        first = Choice(options.target or "default", options.draft, options.quantization, options.device, options.dtype)
+        last = remembered.read() if remembered and options.target is None and options.draft is None else None
+        self._chosen = last is not None
+        self._begin(_Load(last or first, is_first=True, fallback=first if last not in (None, first) else None))
 
     # ---- what anyone may ask ------------------------------------------------------------------------------------------
     def status(self) -> Status:
-        return self._status
+        with self._lock:
+            message, fraction = self._loading.driver.progress if self._loading else ("Ready.", 1.0)
+            common = dict(is_loading=self._loading is not None, last_error=self._error, number=self._number)
+            if self._driver:
+                return Status("ready", message, fraction, **common)
+            if self._loading:
+                return Status("loading", message, fraction, **common)
+            return Status("failed", self._error, **common) if self._error else Status("unloaded", _UNLOADED, **common)
 
     def config(self) -> dict[str, Any]:
-        return dict(self._opened.config) if self._opened else {}
+        return dict(opened.config) if (opened := self._opened) else {}
 
     def methods(self) -> list[MethodInfo]:
-        if not self._opened:
+        if not (opened := self._opened):
             return []
-        parts, infos = self._opened.parts, []
+        parts, infos = opened.parts, []
         for method in DRAFTERS.values():
             reason = method.missing(parts)
             note = "untrained: expect few accepted" if not reason and method.untrained(parts) else ""
@@ -180,11 +187,11 @@ class LocalService:
         return infos
 
     def default_method(self) -> str:
-        return self._opened.default_method if self._opened else ""
+        return opened.default_method if (opened := self._opened) else ""
 
     def submit(self, request: ChatRequest) -> LocalRun:
-        opened = self._ready()
-        drafter = self._drafter(request.method)
+        opened, driver = self._ready()
+        drafter = self._drafter(opened, request.method)
         if not 1 <= request.k <= 64:
             raise InputError(f"k is {request.k}; expected a draft length from 1 to 64.")
         prompt = opened.codec.render(request.messages)
@@ -192,147 +199,137 @@ class LocalService:
         if room < 1:
             raise PromptTooLong(f"The conversation has {len(prompt)} tokens; this model has room for {opened.parts.cache.capacity}, answer "
                                 "included. Shorten the message or start a new chat.")
-        if len(self._open) >= _MAX_OPEN:
-            raise Busy(f"{_MAX_OPEN} requests are running or waiting already. Try again in a moment.")
-        for measurement in list(self._measurements):
-            self._cancel(measurement)
-        job = _Job(prompt, request, drafter, request.k, AnswerText(opened.codec, request.sampling.stop))
-        self._open.add(job)
-        self._commands.put(lambda: self._start(job))
-        return LocalRun(self, job, self._meta(request, prompt))
+        job = Job(prompt, request, drafter, request.k, AnswerText(opened.codec, request.sampling.stop))
+        if not driver.submit(job):
+            return self.submit(request)           # another pair came into use this very moment
+        return LocalRun(driver, job, self._meta(opened, request, prompt))
 
     def close(self) -> None:
-        self._closing.set()
-        self._commands.put(lambda: None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=10)
+        with self._lock:
+            drivers = [*self._leaving, *([self._driver] if self._driver else []), *([self._loading.driver] if self._loading else [])]
+        for driver in drivers:
+            driver.close()
 
-    # ---- for runs -----------------------------------------------------------------------------------------------------
-    @property
-    def _eos_ids(self) -> frozenset[int]:
-        return self._opened.eos_ids
+    # ---- which pair ---------------------------------------------------------------------------------------------------
+    def choice(self) -> Choice | None:
+        with self._lock:
+            return self._choice if self._driver else None
 
-    def _measure(self, prompt: list[int], request: ChatRequest) -> _Job:
-        """A plain run that has the engine to itself: it starts once nobody else runs and ends when somebody comes."""
-        job = _Job(prompt, request, self._drafter("plain"), 1, AnswerText(self._opened.codec, ()), alone=True)
-        self._measurements.add(job)
-        self._commands.put(lambda: self._waiting_alone.append(job))
-        return job
+    def offers(self) -> list[Offer]:
+        return self._shelf.offers()
 
-    def _cancel(self, job: _Job) -> None:
-        self._commands.put(lambda: self._cancel_now(job))
+    def advice(self) -> list[Line]:
+        return self._shelf.advice()
 
-    def _events(self, job: _Job) -> Iterator[StepTrace]:
-        """A job's records until it ends. Raises the error that ended it."""
-        while (event := job.events.get()) is not _END:
-            if isinstance(event, Exception):
-                raise event
-            yield event
+    def suggestion(self) -> Choice | None:
+        return None if self._chosen or self._options.target else self._shelf.suggestion()
 
-    # ---- the engine's thread ------------------------------------------------------------------------------------------
-    def _main(self) -> None:
-        try:
-            self._opened = self._opener(self._options, self._progress)
-            self._status = Status("ready", "Ready.", 1.0)
-        except SpecvizError as error:
-            self._status = Status("failed", str(error))
-            return
-        except Exception as error:
-            traceback.print_exception(error, file=sys.stderr)
-            self._status = Status("failed", f"The model could not be loaded ({type(error).__name__}: {error}). The terminal shows where; "
-                                            "recorded runs can be played meanwhile.")
-            return
-        engine = self._opened.engine
-        while not self._closing.is_set():
-            self._obey(wait=engine.idle and not self._waiting_alone)
-            if engine.idle and self._waiting_alone:
-                self._start(self._waiting_alone.popleft())
-            try:
-                stepped = engine.step()
-            except Exception as error:
-                self._fail(error)
-                continue
-            for result in stepped:
-                job = self._jobs[result.sequence.id]
-                job.events.put(result.trace)
-                if result.sequence.reason:
-                    self._end(job, result.sequence.reason)
-        for job in list(self._jobs.values()):
-            self._cancel_now(job)
+    def inspect(self, choice: Choice) -> Inspection:
+        return self._shelf.inspect(choice, self.choice())
 
-    def _progress(self, message: str, fraction: float | None = None) -> None:
-        self._status = Status("loading", message, fraction)
+    def load(self, choice: Choice, *, unload_first: bool = False) -> None:
+        with self._lock:
+            if self._loading:
+                raise Busy(f"{self._loading.choice.target} is being loaded already. Wait for it or cancel it first.")
+            self._begin(_Load(choice, unload_first=unload_first))
 
-    def _obey(self, wait: bool) -> None:
-        """Carry out the commands that lie there; `wait` for one when there is nothing else to do."""
-        try:
-            self._commands.get(block=wait)()
-            while True:
-                self._commands.get_nowait()()
-        except queue.Empty:
-            pass
+    def cancel_load(self) -> None:
+        with self._lock:
+            if load := self._loading:
+                load.driver.cancel_loading()
+                self._leaving.append(load.driver)
+                self._loading = None
+                self._restore(load)
 
-    def _start(self, job: _Job) -> None:
-        if job.reason:                            # cancelled before its turn
-            return
-        engine: Engine = self._opened.engine
-        try:
-            job.request_id = engine.add(
-                job.prompt, job.request.sampling, job.drafter, DraftSettings(job.k), job.sink, eos_ids=self._opened.eos_ids,
-                scope=job.request.conversation, keep_probs=job.request.keep_probs or job.alone)
-        except SpecvizError as error:
-            job.events.put(error)
-            self._end(job, "error")
-            return
-        self._jobs[job.request_id] = job
+    def unload(self) -> None:
+        with self._lock:
+            if self._driver:
+                self._retire(self._driver)
+                self._driver, self._error = None, ""
 
-    def _cancel_now(self, job: _Job) -> None:
-        if job.reason:
-            return
-        if job.request_id is not None:
-            self._opened.engine.cancel(job.request_id)
-        self._end(job, "cancelled")
+    def _begin(self, load: _Load) -> None:
+        """Let a new driver load in its own thread. Called with the lock held or before anyone else knows of the service."""
+        def settled(driver: Driver) -> None:
+            self._settled(load)
+        self._loading, self._error = load, load.reason
+        load.driver = Driver(lambda progress: self._open(load, progress), settled)
+        load.driver.start()
 
-    def _end(self, job: _Job, reason: str) -> None:
-        job.reason = reason
-        self._jobs.pop(job.request_id, None)
-        self._measurements.discard(job)
-        self._open.discard(job)
-        if job in self._waiting_alone:
-            self._waiting_alone.remove(job)
-        job.events.put(_END)
+    def _open(self, load: _Load, progress: Callable[..., None]) -> Opened:
+        """In the new driver's thread: make room, then load. One at a time: transformers changes global defaults while it loads."""
+        with self._lock:
+            if load.unload_first and self._driver and load is self._loading:
+                load.fallback = self._choice
+                self._retire(self._driver)
+                self._driver = None
+            leaving = list(self._leaving) if load.unload_first or load.is_fallback else [d for d in self._leaving if d.cancelled]
+        for driver in leaving:
+            progress("Waiting until the former model has ended its answers")
+            while driver.is_alive:
+                progress("Waiting until the former model has ended its answers")
+                driver.join(0.2)
+        with self._lock:
+            self._leaving = [driver for driver in self._leaving if driver.is_alive]
+        choice = load.choice
+        method = self._options.method if load.is_first else None
+        if load.is_first and load.fallback:
+            self._shelf.check_here(choice)        # what was remembered may have been deleted: nothing is fetched unasked
+        return self._opener(replace(self._options, target=choice.target, draft=choice.draft, quantization=choice.quantization,
+                                    device=choice.device, dtype=choice.dtype, method=method), progress)
 
-    def _fail(self, error: Exception) -> None:
-        """A step failed: everybody in it is told, the engine starts afresh, and the next request can run."""
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-            error = NotEnoughMemory("The model ran out of memory in the middle of an answer. Shorten the chat, close other programs, or start "
-                                    "with a smaller model or a stronger quantization.")
-        if not isinstance(error, SpecvizError):
-            traceback.print_exception(error, file=sys.stderr)
-        self._opened.engine.abort()
-        for job in list(self._jobs.values()):
-            job.events.put(error)
-            self._end(job, "error")
+    def _settled(self, load: _Load) -> None:
+        """In the driver's thread, when loading has ended: put the pair to use, or stay with the former one."""
+        with self._lock:
+            if load is not self._loading:         # it was cancelled, though too late to be noticed
+                load.driver.retire()
+                return
+            self._loading = None
+            if load.driver.opened is None:
+                self._error = load.driver.problem
+                self._restore(load)
+                return
+            former, self._driver, self._choice = self._driver, load.driver, load.choice
+            self._number += 1
+            if former:
+                self._retire(former, then=load.driver.retune)
+            if not (load.is_first or load.is_fallback):
+                self._chosen = True
+            if self._remembered and not (load.is_first or load.is_fallback):
+                self._remembered.write(load.choice)
+
+    def _restore(self, load: _Load) -> None:
+        """After a load that came to nothing: what was unloaded for it, or the start without a remembered choice."""
+        if load.fallback and not self._driver:
+            self._begin(_Load(load.fallback, is_first=load.is_first, is_fallback=True, reason=self._error))
+
+    def _retire(self, driver: Driver, then: Callable[[], None] | None = None) -> None:
+        self._leaving.append(driver)
+        driver.retire(then)
 
     # ---- helpers ------------------------------------------------------------------------------------------------------
-    def _ready(self) -> Opened:
-        if self._opened is None:
-            status = self._status
-            raise Busy(f"The model is still loading ({status.message}) Try again in a moment." if status.state == "loading" else
-                       f"No model is loaded: {status.message}")
-        return self._opened
+    @property
+    def _opened(self) -> Opened | None:
+        driver = self._driver
+        return driver.opened if driver else None
 
-    def _drafter(self, name: str) -> Drafter:
-        opened = self._ready()
+    def _ready(self) -> tuple[Opened, Driver]:
+        with self._lock:
+            if self._driver and self._driver.opened:
+                return self._driver.opened, self._driver
+            status = self.status()
+        if status.state == "loading":
+            raise Busy(f"The model is still loading ({status.message}) Try again in a moment.")
+        raise Busy(status.message if status.state == "unloaded" else f"No model is loaded: {status.message}")
+
+    def _drafter(self, opened: Opened, name: str) -> Drafter:
         if name not in DRAFTERS:
             raise InputError(f"There is no drafting method {name!r}; expected one of {', '.join(DRAFTERS)}.")
         if reason := DRAFTERS[name].missing(opened.parts):
             raise InputError(f"{DRAFTERS[name].label} cannot run: {reason}.")
         return opened.drafter(name)
 
-    def _meta(self, request: ChatRequest, prompt: list[int]) -> dict[str, Any]:
-        opened, sampling = self._opened, request.sampling
-        config = self.config()
+    def _meta(self, opened: Opened, request: ChatRequest, prompt: list[int]) -> dict[str, Any]:
+        config, sampling = dict(opened.config), request.sampling
         return {
             "target": config["target"], "drafter": config.get("drafter") if request.method == "draft_model" else None,
             "method": request.method, "method_label": DRAFTERS[request.method].label,

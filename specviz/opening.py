@@ -33,7 +33,10 @@ _DEFAULT_METHOD = "prompt_lookup"  # needs nothing that was trained for the targ
 
 @dataclass(slots=True)
 class Opened:
-    """A running engine and what belongs to it. config: the effective configuration as the status line and traces show it."""
+    """A running engine and what belongs to it. config: the effective configuration as the status line and traces show it.
+
+    tune: choose the number of threads anew, in the calling thread, which must be the one that uses the engine.
+    """
     engine: Engine
     parts: Parts
     codec: TextCodec
@@ -41,6 +44,7 @@ class Opened:
     config: dict[str, Any]
     machine: dict[str, Any]
     default_method: str = _DEFAULT_METHOD
+    tune: Callable[[], None] = lambda: None
     _drafters: dict[str, Drafter] = field(default_factory=dict)
 
     def drafter(self, name: str) -> Drafter:
@@ -76,7 +80,8 @@ def open_engine(options: Options, progress: Callable[[str, float | None], None])
     machine = {"system": platform.system(), "processor": platform.processor() or platform.machine(), "cores": torch.get_num_threads(),
                **describe_machine()}
     default = options.method or (_DEFAULT_METHOD if not DRAFTERS[_DEFAULT_METHOD].missing(parts) else "plain")
-    opened = Opened(Engine(target, cache, Recorder(codec.piece)), parts, codec, eos_ids, config, machine, default)
+    opened = Opened(Engine(target, cache, Recorder(codec.piece)), parts, codec, eos_ids, config, machine, default,
+                    lambda: config.update(threads=_choose_threads(target, options.threads)))
     _warm_up(target)
     return opened
 

@@ -11,15 +11,78 @@ from .trace import PlainToken, StepTrace, Trace
 if TYPE_CHECKING:
     from .options import Options
 
-__all__ = ["ChatRequest", "MethodInfo", "Run", "Service", "Status", "open_service"]
+__all__ = ["ChatRequest", "Choice", "Inspection", "Line", "MethodInfo", "Offer", "Run", "Service", "Status", "open_service"]
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where loading stands. state: "loading", "ready" or "failed". message: one sentence for people. fraction: 0 to 1, None if unknown."""
+    """Where loading stands. state: "loading", "ready", "failed" or "unloaded". message: one sentence for people. fraction: 0 to 1, None if
+    unknown.
+
+    is_loading: a pair is on its way and message and fraction speak of it; in the state "ready" another one goes on answering meanwhile.
+    last_error: why the last load failed, until the next one begins. number: how many pairs were in use so far; whenever it rises, methods,
+    default method and configuration are others.
+    """
     state: str
     message: str
     fraction: float | None = None
+    is_loading: bool = False
+    last_error: str = ""
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is to be loaded. target: a card's source, a hub repository, a folder or a GGUF file; draft likewise, None for no draft model."""
+    target: str = "default"
+    draft: str | None = None
+    quantization: str = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A target that the program knows, as the list of models shows it. Texts come from files and are shown as text, never as markup.
+
+    source: for `Choice.target`. drafts: sources of draft models with its tokenizer. quantizations: what can be chosen here, the advised
+    one first. download_bytes: still to be fetched, 0 if it lies here. memory_bytes: target and cache in the advised form, None if unknown. fit:
+    "" if it fits this machine, else why not. gated: its owner asks for an account and a licence.
+    """
+    source: str
+    name: str
+    summary: str
+    licence: str
+    context_length: int
+    num_parameters: int
+    download_bytes: int
+    memory_bytes: int | None
+    fit: str
+    drafts: tuple[str, ...] = ()
+    quantizations: tuple[str, ...] = ("auto",)
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a report. level: "good", "note" or "bad"."""
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is known of a choice before it is loaded.
+
+    lines: the report. download_bytes: to be fetched, None if unknown. fits_beside: whether it fits while the pair in use stays.
+    """
+    lines: tuple[Line, ...]
+    download_bytes: int | None = 0
+    fits_beside: bool = True
+
+    @property
+    def is_possible(self) -> bool:
+        return not any(line.level == "bad" for line in self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +127,7 @@ class Run(Protocol):
 
     def measure_plain(self, num_tokens: int = 128) -> Iterator[PlainToken]:
         """Decode the same prompt without a drafter, alone on the same engine, starting from the same cached prompt; continues where the
-        last call stopped. Ends early when a chat turn is submitted, on `cancel`, and at the length of the answer."""
+        last call stopped. Ends early when a chat turn is submitted, on `cancel`, at the length of the answer, and when its pair goes."""
 
     def trace(self) -> Trace:
         """Everything so far, with stats and comparison filled in."""
@@ -79,10 +142,31 @@ class Service(Protocol):
     def default_method(self) -> str: ...
     def submit(self, request: ChatRequest) -> Run:
         """Raises Busy, PromptTooLong, InputError. Ends any plain measurement in progress."""
+    def choice(self) -> Choice | None:
+        """What the pair in use was loaded from; None while there is none."""
+    def offers(self) -> list[Offer]:
+        """The targets that can be chosen by name, with their fit on this machine now."""
+    def advice(self) -> list[Line]:
+        """What the list of models should say of this machine, such as a PyTorch without CUDA beside an NVIDIA card."""
+    def suggestion(self) -> Choice | None:
+        """The best choice that fits a CUDA device and needs no account; None without one, or once somebody has chosen."""
+    def inspect(self, choice: Choice) -> Inspection:
+        """Whether target and drafter work together and fit, from files and configurations alone. May ask the hub for small files."""
+    def load(self, choice: Choice, *, unload_first: bool = False) -> None:
+        """Begin to load; returns at once, see `status`. The pair in use goes on answering until the new one works, and stays if it fails.
+
+        unload_first: let the pair in use end first, for want of memory; it is loaded again should the new one fail. Raises Busy while
+        another load is in progress."""
+    def cancel_load(self) -> None:
+        """Give up the load in progress, if any; the pair in use stays."""
+    def unload(self) -> None:
+        """Free the pair in use, once its running answers have ended."""
     def close(self) -> None: ...
 
 
 def open_service(options: Options) -> Service:
     """The service for this machine's own engine; returns at once and loads in the background, see `Service.status`."""
+    from .default_model import default_cache_dir
     from .local_service import LocalService
-    return LocalService(options)
+    from .remembered import Remembered
+    return LocalService(options, remembered=None if options.public else Remembered(options.cache_dir or default_cache_dir()))
