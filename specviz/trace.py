@@ -35,7 +35,7 @@ class NodeTrace:
     `parent` is an index into the step's nodes, -1 for the text so far. `state` is one of `NODE_STATES`; a "window" node was fed but
     never meant to be judged and counts in no metric. For judged nodes `p` is the *remaining* target probability that the verdict used
     (after earlier siblings were rejected), `q` the draft probability it was drawn with (None: chosen, a point mass), `accept_prob`
-    min(1, p/q), and `u` the uniform number it was compared with (None where no number was needed, as in greedy decoding).
+    min(1, p/q) (or what another rule has in its place, None where it has none), and `u` the uniform number it was compared with (None where no number was needed, as in greedy decoding).
     `p_t1` and `q_t1` are the raw probabilities at temperature 1, whatever the run's temperature was: in a greedy run p is 0 or 1.
     """
     id: int | None
@@ -98,8 +98,10 @@ class StepTrace:
     Times are milliseconds. `t0_ms` is the step's start since the first decode step of its sequence (negative for prefill), on a clock
     that stands still while the record itself is written (`record_ms`: probabilities are looked up only for the eye).
     `num_rows` is how many sequences shared the forward. `num_drafted` and `num_accepted` are given where `nodes` are unknown
-    (remote engines) or not all kept (a file near its size limit), and None otherwise. `num_prompt_tokens` counts the prompt tokens read
-    in a prefill step, `num_reused` those taken over from an earlier conversation.
+    (remote engines) or not all kept (a file near its size limit), and None otherwise. `draft_by` names the part that drafted where a
+    method has several; `num_pooled` counts the n-grams in Lookahead's pool. `num_prompt_tokens` counts the prompt tokens read
+    in a prefill step, `num_reused` those taken over from an earlier conversation. `rule` is the verification rule that judged this step,
+    where it is not the run's own (a rule for chains leaves trees to another one).
     """
     kind: str
     t0_ms: float
@@ -109,6 +111,8 @@ class StepTrace:
     nodes: tuple[NodeTrace, ...] = ()
     emitted: tuple[EmittedToken, ...] = ()
     draft_stop: str = ""
+    draft_by: str = ""
+    num_pooled: int | None = None
     kv: dict[str, CacheTrace] = field(default_factory=dict)      # "target", and "drafter" where it has a cache of its own
     num_rows: int = 1
     record_ms: float = 0.0
@@ -120,6 +124,7 @@ class StepTrace:
     server_ms: float | None = None
     num_prompt_tokens: int = 0
     num_reused: int = 0
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)

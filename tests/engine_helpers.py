@@ -12,6 +12,7 @@ from specviz.engine.drafting import Drafter, DraftSettings
 from specviz.engine.engine import Engine
 from specviz.engine.model import LanguageModel
 from specviz.engine.record import Recorder
+from specviz.engine.rules import RULES
 from specviz.engine.sampling import SamplingParams
 from specviz.engine.scheduler import Scheduler
 from specviz.engine.sequence import Sequence
@@ -70,11 +71,13 @@ class Lab:
         self.drafters: dict[str, Drafter] = {name: method.create(self.parts) for name, method in DRAFTERS.items()}
         self.results: dict[int, Result] = {}
 
-    def add(self, prompt: Seq[int], method: str | Drafter = "plain", k: int = 4, *, eos: Seq[int] = (), scope: str = "", **params: object) -> Result:
+    def add(self, prompt: Seq[int], method: str | Drafter = "plain", k: int = 4, *, eos: Seq[int] = (), scope: str = "",
+            rule: str = "rejection", **params: object) -> Result:
         """Queue a request; parameters are those of `SamplingParams`."""
         drafter = self.drafters[method] if isinstance(method, str) else method
         sampling = SamplingParams(**{"max_new_tokens": 24, **params})
-        request = self.engine.add(prompt, sampling, drafter, DraftSettings(k), IdText(sampling.stop), eos_ids=frozenset(eos), scope=scope)
+        request = self.engine.add(prompt, sampling, drafter, DraftSettings(k), IdText(sampling.stop), eos_ids=frozenset(eos), scope=scope,
+                                  rule=RULES[rule])
         result = self.results[request] = Result(self.engine._sequences[request])
         return result
 

@@ -37,6 +37,9 @@ class FractionVector:
     def __sub__(self, other: FractionVector) -> FractionVector:
         return FractionVector(a - b for a, b in zip(self._values, other._values, strict=True))
 
+    def __mul__(self, number: Fraction) -> FractionVector:
+        return FractionVector(value * number for value in self._values)
+
     def __truediv__(self, number: Fraction) -> FractionVector:
         return FractionVector(value / number for value in self._values)
 

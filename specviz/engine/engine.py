@@ -15,10 +15,10 @@ from .draft import ROOT
 from .drafting import Budget, Drafter, DraftSettings, Outcome
 from .model import LanguageModel, Row
 from .record import Recorder, Times, Work
+from .rules import REJECTION, Rule
 from .sampling import SamplingParams, penalized, shaped
 from .scheduler import Scheduler
 from .sequence import Sequence, Status, TextSink
-from .verify import verify
 
 __all__ = ["Engine", "Stepped"]
 
@@ -49,14 +49,14 @@ class Engine:
 
     # ---- requests -----------------------------------------------------------------------------------------------------
     def add(self, prompt: Seq[int], params: SamplingParams, drafter: Drafter, drafting: DraftSettings, sink: TextSink, *,
-            eos_ids: frozenset[int] = frozenset(), scope: str = "", keep_probs: bool = True) -> int:
+            eos_ids: frozenset[int] = frozenset(), scope: str = "", keep_probs: bool = True, rule: Rule = REJECTION) -> int:
         """Queue a request and return its id. Raises InputError for an empty prompt, PromptTooLong where not even one token would fit."""
         if not prompt:
             raise InputError("The prompt is empty; at least one token is needed.")
         if len(prompt) >= self.cache.capacity:
             raise PromptTooLong(f"The prompt has {len(prompt)} tokens; this model has room for {self.cache.capacity - 1} and the answer. "
                                 "Shorten it or start a new chat.")
-        sequence = Sequence(self._next_id, prompt, params, drafter, drafting, sink, eos_ids, scope, keep_probs)
+        sequence = Sequence(self._next_id, prompt, params, drafter, drafting, sink, eos_ids, scope, keep_probs, rule)
         self._next_id += 1
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
@@ -113,13 +113,14 @@ class Engine:
             sequences = [work.sequence for work in works]
             budgets = [self._budget(sequence) for sequence in sequences]
             for work, draft, budget in zip(works, drafter.propose(sequences, budgets), budgets, strict=True):
-                work.draft = draft.truncate(budget.nodes)
+                work.draft = draft.truncate(budget.nodes + min(budget.window, len(draft) - draft.num_judged))
 
     def _budget(self, sequence: Sequence) -> Budget:
         """A step emits one token beyond the draft, so the last token never needs a draft; the cache must hold all that is fed."""
         left = min(sequence.tokens_left, self._room(sequence)) - 1
-        most = min(sequence.settings.k, self.cache.capacity - len(sequence.tokens)) if left > 0 else 0
-        return Budget(nodes=max(0, most), depth=max(0, min(most, left)))
+        place = max(0, self.cache.capacity - len(sequence.tokens)) if left > 0 else 0
+        most = min(sequence.settings.k, place)
+        return Budget(nodes=most, depth=max(0, min(most, left)), window=place - most)
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that may still be emitted before the context is full (the last one is never fed)."""
@@ -150,7 +151,7 @@ class Engine:
                 raise UnsupportedModel("The model computed values that are not numbers, so no token can be chosen. Its weights may be damaged, or "
                                        f"{self.target.dtype} is too narrow for it: start with --dtype float32 or bfloat16.".replace("torch.", ""))
             work.probs = shaped(work.logits, sequence.params)
-            work.verdict = verify(draft, work.probs, sequence.noise, len(sequence.tokens))
+            work.verdict = sequence.rule.judge(draft, work.probs, sequence.noise, len(sequence.tokens))
 
     def _extend(self, batch: list[Work]) -> None:
         for work in batch:

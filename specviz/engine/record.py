@@ -74,7 +74,8 @@ class Recorder:
         return StepTrace(
             kind="spec" if draft.num_judged else "plain", t0_ms=1e3 * (times.begun_s - sequence.decode_start_s), draft_ms=1e3 * times.draft_s,
             verify_ms=1e3 * times.verify_s, other_ms=1e3 * times.other_s, nodes=self._nodes(work), emitted=tuple(work.emitted),
-            draft_stop=draft.stop, kv=kv, num_rows=num_rows, top=self._top(work), residual=self._residuals(work))
+            draft_stop=draft.stop, draft_by=draft.by, num_pooled=draft.num_pooled, kv=kv, num_rows=num_rows, top=self._top(work), residual=self._residuals(work),
+            rule=work.verdict.rule)
 
     def _prefill(self, work: Work, times: Times, num_rows: int) -> StepTrace:
         sequence = work.sequence
@@ -111,7 +112,7 @@ class Recorder:
             state = "window" if draft.judged is not None and not draft.judged[i] else "unjudged"
         return NodeTrace(
             draft.tokens[i], self._piece(draft.tokens[i]), draft.parents[i], state, q, None if judgement is None else judgement.target_prob,
-            None if judgement is None else float(judgement.accept_prob), None if judgement is None else judgement.u, p_t1, q_t1,
+            None if judgement is None or judgement.accept_prob is None else float(judgement.accept_prob), None if judgement is None else judgement.u, p_t1, q_t1,
             None if draft.scores is None else draft.scores[i])
 
     def _top(self, work: Work) -> tuple[TopTrace, ...]:

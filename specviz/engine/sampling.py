@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import InputError
 
-__all__ = ["KeyedNoise", "SamplingParams", "distribution", "penalized", "shaped"]
+__all__ = ["KeyedNoise", "SamplingParams", "SharedNoise", "distribution", "penalized", "shaped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +140,15 @@ class KeyedNoise:
         self._generator.manual_seed(_mix(self._seed, position, purpose, step, sibling) >> 1)
         noise = torch.empty(probs.shape, dtype=torch.float64).exponential_(generator=self._generator)
         return int((probs.to("cpu", torch.float64) / noise).argmax())
+
+
+class SharedNoise(KeyedNoise):
+    """One noise per position for drafts and target alike, so that a draft token often is the very token that the target draws.
+
+    For rules that compare tokens only. Later siblings must be drawn without replacement: drawn from the same probabilities with the same
+    noise they would repeat the first.
+    """
+
+    def draw_draft(self, probs: Tensor, position: int, step: int, sibling: int = 0) -> int:
+        """See `KeyedNoise`; neither step nor sibling changes the noise."""
+        return self.draw(probs, position)

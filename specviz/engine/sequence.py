@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from ..trace import CacheTrace, EmittedToken
 from .drafting import Drafter, DraftSettings
-from .sampling import KeyedNoise, SamplingParams
+from .rules import REJECTION, Rule
+from .sampling import SamplingParams
 
 __all__ = ["Sequence", "Status", "TextSink"]
 
@@ -41,7 +42,7 @@ class Sequence:
     """
 
     def __init__(self, request_id: int, prompt: Seq[int], params: SamplingParams, drafter: Drafter, settings: DraftSettings, sink: TextSink,
-                 eos_ids: frozenset[int], scope: str = "", keep_probs: bool = True) -> None:
+                 eos_ids: frozenset[int], scope: str = "", keep_probs: bool = True, rule: Rule = REJECTION) -> None:
         self.id = request_id
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
@@ -49,7 +50,8 @@ class Sequence:
         self.drafter = drafter
         self.settings = settings
         self.sink = sink
-        self.noise = KeyedNoise(params.seed)
+        self.rule = rule                        # how its drafts are judged
+        self.noise = rule.noise(params.seed)
         self.scope = scope                      # whose text this is: prefixes are reused within a scope only
         self.drafting: Any = None
         self.row: int | None = None

@@ -1,4 +1,4 @@
-"""The only place that accepts or rejects draft tokens. It knows nothing of models, methods or how the draft was made."""
+"""Accepts or rejects draft tokens, one by one; `rules` has other ways. It knows nothing of models or how the draft was made."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from .draft import ROOT, Draft
 
-__all__ = ["Judgement", "Noise", "Verdict", "residual", "verify"]
+__all__ = ["Judgement", "Noise", "Verdict", "number", "residual", "verify"]
 
 
 class Noise(Protocol):
@@ -16,7 +16,8 @@ class Noise(Protocol):
     def accepts(self, prob: Any, position: int, sibling: int) -> tuple[bool, float | None]:
         """True with probability `prob`, and the number u in [0, 1) that decided (None if none was needed).
 
-        position: absolute index of the token that is judged; sibling: 0 for the first child tried there, 1 for the next.
+        position: absolute index of the token that is judged; sibling: 0 for the first child tried there, 1 for the next. No two calls of
+        a run may have the same pair: block verification, which may judge a position in several steps, gives minus the depth in its chain.
         """
 
     def draw(self, probs: Any, position: int) -> int:
@@ -25,7 +26,8 @@ class Noise(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One drafted token held against the target. `target_prob` is the remaining p it was judged with."""
+    """One drafted token held against the target. `target_prob` is the remaining p it was judged with. `accept_prob` is None where the rule
+    has none for this token."""
     node: int
     target_prob: Any
     draft_prob: Any          # None: chosen, a point mass
@@ -40,13 +42,15 @@ class Verdict:
 
     path: accepted nodes, root's child first. token: the one more token that every step emits. origin: "correction" (a draft token was
     rejected there), "bonus" (all drafts on the path were accepted) or "plain" (nothing was judged). residuals: for each judged parent
-    with a rejection, the distribution [V] that was left after its last rejection.
+    with a rejection, the distribution [V] that was left after its last rejection. rule: the rule that judged, where it is not the one
+    that was asked for.
     """
     path: tuple[int, ...]
     token: int
     origin: str
     judgements: tuple[Judgement, ...] = ()
     residuals: tuple[tuple[int, Any], ...] = ()
+    rule: str = ""
 
 
 def residual(target_probs: Any, draft_probs: Any) -> Any:
@@ -90,8 +94,8 @@ def verify(draft: Draft, target_probs: Sequence[Any], noise: Noise, position: in
         accepted = None
         for sibling, node in enumerate(children):
             token = draft.tokens[node]
-            p = _number(left[token])
-            q = None if draft.probs is None else _number(draft.probs[node][token])
+            p = number(left[token])
+            q = None if draft.probs is None else number(draft.probs[node][token])
             ratio = p if q is None else p / q
             accept_prob = ratio if ratio < 1 else 1
             ok, u = noise.accepts(accept_prob, here, sibling)
@@ -109,6 +113,6 @@ def verify(draft: Draft, target_probs: Sequence[Any], noise: Noise, position: in
     return Verdict(tuple(path), noise.draw(target_probs[1 + parent], position + len(path)), origin, tuple(judgements), tuple(residuals))
 
 
-def _number(value: Any) -> Any:
+def number(value: Any) -> Any:
     """A tensor's element as a Python number; exact fractions pass through."""
     return value.item() if hasattr(value, "item") else value
