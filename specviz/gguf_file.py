@@ -6,15 +6,18 @@ tokenizer that splits text unlike the one the model was trained with; both are p
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.initialization import no_init_weights
 
 from .errors import LoadError
 
-__all__ = ["read_gguf"]
+UNREADABLE = (ValueError, LookupError, OSError, RuntimeError, AttributeError, ImportError, TypeError, ArithmeticError)
+
+__all__ = ["count_gguf_weights", "read_gguf", "read_gguf_description"]
 
 # Vocabularies (key "tokenizer.ggml.pre") whose merges were learned with every digit cut off on its own. Without the cut "\n\n1" becomes
 # three tokens where training had two.
@@ -27,17 +30,44 @@ def read_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTraine
     Takes about 15 s for 135 million weights, and the memory of the unpacked weights. Raises LoadError if the file is damaged or its
     architecture is not one that transformers can unpack.
     """
-    pre_tokenizer_name = read_text_field(path, "tokenizer.ggml.pre")
+    read_text_field(path, "general.architecture")
+    tokenizer = read_gguf_tokenizer(path)
     try:
         source = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype, local_files_only=True)
+    except UNREADABLE as error:
+        raise unpackable(path, error) from error
+    return without_gguf_traces(source, dtype), tokenizer
+
+
+def read_gguf_description(path: Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
+    """Config and tokenizer, no weights. Raises LoadError as `read_gguf` does."""
+    read_text_field(path, "general.architecture")
+    try:
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True, trust_remote_code=False)
+    except UNREADABLE as error:
+        raise unpackable(path, error) from error
+    return config, read_gguf_tokenizer(path)
+
+
+def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    except (ValueError, KeyError, IndexError, OSError, RuntimeError, NotImplementedError, AttributeError, ImportError) as error:
-        raise LoadError(f"{path.name} could not be unpacked by transformers ({brief(error)}); "
-                        "give a folder with safetensors weights of the same model instead.") from error
-    if pre_tokenizer_name in DIGIT_SPLITTING:
+    except UNREADABLE as error:
+        raise unpackable(path, error) from error
+    if read_text_field(path, "tokenizer.ggml.pre") in DIGIT_SPLITTING:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
-    return without_gguf_traces(source, dtype), tokenizer
+    return tokenizer
+
+
+def count_gguf_weights(path: Path) -> int:
+    """Numbers in all tensors of the file: unpacked, each takes the bytes of the dtype. Raises LoadError."""
+    return sum(int(tensor.n_elements) for tensor in open_gguf(path).tensors)
+
+
+def unpackable(path: Path, error: BaseException) -> LoadError:
+    return LoadError(f"{path.name} could not be unpacked by transformers ({brief(error)}); give a folder with safetensors weights of the same "
+                     "model instead.")
 
 
 def without_gguf_traces(source: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -53,12 +83,27 @@ def without_gguf_traces(source: PreTrainedModel, dtype: torch.dtype) -> PreTrain
 
 def read_text_field(path: Path, key: str) -> str:
     """One text value of the file's header, "" if it has none. Raises LoadError for a file that is no GGUF or is cut short."""
+    try:
+        field = open_gguf(path).get_field(key)
+        return str(field.contents()) if field is not None else ""
+    except UNREADABLE as error:
+        raise damaged(path, error) from error
+
+
+def open_gguf(path: Path) -> Any:
     from gguf import GGUFReader
     try:
-        field = GGUFReader(path).get_field(key)
-        return str(field.contents()) if field is not None else ""
-    except (ValueError, OSError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
-        raise LoadError(f"{path.name} is not a complete GGUF file ({brief(error)}); download it again.") from error
+        reader = GGUFReader(path)
+        size = path.stat().st_size
+        if any(tensor.data_offset + tensor.n_bytes > size for tensor in reader.tensors):
+            raise ValueError("it ends before its last tensor")
+        return reader
+    except UNREADABLE as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: BaseException) -> LoadError:
+    return LoadError(f"{path.name} is not a complete GGUF file ({brief(error)}); download it again.")
 
 
 def brief(error: BaseException) -> str:

@@ -1,45 +1,38 @@
-"""Gets a model and its tokenizer from the default download, a folder, a GGUF file or the hub. It knows nothing of engines or drafters.
+"""Loads a model and its tokenizer from the default download, a folder, a GGUF file or the hub. It knows nothing of engines or drafters.
 
-No code from a model repository is ever run and no pickled weights are read. Only this file asks the network for models; the default
-model's own download is in default_model.py.
+No code from a model repository is ever run and no pickled weights are read. Whether a model can be run and fits is found out from its
+small files, before its weights are fetched or read.
 """
 from __future__ import annotations
 
-import json
+import gc
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel,
-                          PreTrainedTokenizerBase)
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .default_model import DEFAULT, Progress, default_cache_dir, file_sha256, prepare_default, silent
-from .errors import InputError, LoadError, NotEnoughMemory
-from .gguf_file import brief, read_gguf
-from .text import end_of_turn_id
+from .checkpoint import check_vocabulary_size, check_weight_files, eos_ids, packed_as, read_config, read_tokenizer
+from .default_model import Progress, default_cache_dir, file_sha256, prepare_default, silent
+from .errors import InputError, LoadError, NotEnoughMemory, SpecvizError
+from .gguf_file import brief, count_gguf_weights, read_gguf
+from .machine import available
+from .memory import MAX_CONTEXT, Sizes, estimate, gigabytes, require_memory, sizes_of
+from .placement import (QUANTIZATIONS, Placement, bitsandbytes_config, can_read_packed, choose_placement, precision_name,
+                        quantizes_while_loading)
+from .sources import Described, describe, fetch
 
 __all__ = ["Loaded", "Placement", "QUANTIZATIONS", "choose_placement", "default_cache_dir", "load_target", "prepare_default"]
 
-QUANTIZATIONS = {"cpu": ("none", "int8"), "cuda": ("none", "int8", "nf4", "fp4"), "mps": ("none",)}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*(/[\w-][\w.-]*)?)(@(?P<revision>[\w./-]+))?")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
 INSIDE_THE_MODEL = re.compile(r"(model\.|transformer\.)?(layers|h|embed_tokens|norm|lm_head)\.")
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where and in which numbers a model runs. quantization on a CPU is applied by the engine, on CUDA while loading."""
-    device: torch.device
-    dtype: torch.dtype
-    quantization: str
-    notes: tuple[str, ...] = ()
+# Files that are not what their config says; transformers and its loaders raise whatever comes first
+MISFITS = (ValueError, LookupError, OSError, RuntimeError, ImportError, TypeError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,92 +53,121 @@ class Loaded:
 
 
 def load_target(source: str = "default", *, device: str = "auto", dtype: str = "auto", quantization: str = "none",
-                cache_dir: Path | None = None, offline: bool = False, progress: Progress | None = None) -> Loaded:
+                context: int = MAX_CONTEXT, drafter: Sizes | None = None, cache_dir: Path | None = None, offline: bool = False,
+                progress: Progress | None = None) -> Loaded:
     """Load a causal language model.
 
-    source: "default", a local folder, a local .gguf file, or a hub id such as "owner/name" or "owner/name@revision". cache_dir holds the
-    default model only; hub models lie in the hub's own cache, shared with other programs. Raises InputError for a setting, LoadError or
-    NotEnoughMemory for the rest.
+    source: "default", a local folder, a local .gguf file, or a hub id such as "owner/name" or "owner/name@revision". context: tokens for
+    which there must be room. drafter: a draft model that will be loaded next and must fit as well. cache_dir holds the default model
+    only; hub models lie in the hub's own cache, shared with other programs. Raises InputError for a setting, LoadError or NotEnoughMemory
+    for the rest; whatever is raised, the memory that was taken is free again.
     """
     placement, progress = choose_placement(device, dtype, quantization), progress or silent
-    path = Path(source).expanduser()
-    facts: dict[str, str] = {}
+    with released_on_failure(placement):
+        described = describe(source, cache_dir=cache_dir, offline=offline, progress=progress)
+        config = described.config()
+        placement = checked_packing(described, config, placement)
+        check_memory(described, config, placement, context, drafter)
+        described = fetch(described, offline=offline, progress=progress)
+        progress(f"Unpacking {described.path.name}" if described.kind == "gguf" else f"Loading {described.name}", None)
+        model, tokenizer, notes = (load_gguf if described.kind == "gguf" else load_folder)(described, placement)
+        return finished(model, tokenizer, described, placement, notes)
+
+
+@contextmanager
+def released_on_failure(placement: Placement) -> Iterator[None]:
+    """Let go of half a model when loading fails: an error keeps every frame alive that it went through, and those hold tensors."""
     try:
-        if source == "default":
-            folder = prepare_default(cache_dir, progress, offline=offline)
-            name, facts["weights_sha256"] = DEFAULT.name, DEFAULT.gguf_sha256
-        elif path.is_file():
-            return load_gguf(path, source, placement, progress)
-        elif path.is_dir():
-            folder, name = path, path.resolve().name
-        else:
-            folder, name = fetch_from_hub(source, offline, progress), source.partition("@")[0]
-            facts["revision"] = folder.name
-        progress(f"Loading {name}", None)
-        model, tokenizer, notes = load_folder(folder, name, placement)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise NotEnoughMemory(f"{source} does not fit into the memory of {placement.device} as {placement.dtype} with quantization "
-                              f"{placement.quantization}; choose a smaller model or a stronger quantization.") from error
-    return finished(model, tokenizer, name, source, placement, facts, notes)
+        yield
+    except BaseException as error:
+        is_memory = out_of_memory(error)
+        link: BaseException | None = error
+        while link is not None:
+            traceback.clear_frames(link.__traceback__)
+            link = link.__cause__ or link.__context__
+        gc.collect()
+        if placement.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if is_memory and not isinstance(error, NotEnoughMemory):
+            raise NotEnoughMemory(f"The memory of {placement.device} ran out while loading as {precision_name(placement)}; choose a smaller "
+                                  "model or a stronger quantization, or close other programs.") from error
+        raise
 
 
-def choose_placement(device: str = "auto", dtype: str = "auto", quantization: str = "none") -> Placement:
-    """Check the three settings against each other and this machine. Raises InputError with what is possible."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = device.partition(":")[0]
-    if kind not in QUANTIZATIONS or not re.fullmatch(r"(cpu|mps|cuda(:\d+)?)", device):
-        raise InputError(f"The device {device!r} is not known; use auto, cpu, cuda, cuda:1 or mps.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError("The device cuda was asked for, but this PyTorch sees no CUDA device; use --device cpu or a PyTorch with CUDA.")
-    if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise InputError(f"The device {device} was asked for, but there are only {torch.cuda.device_count()} CUDA devices, counted from 0.")
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise InputError("The device mps was asked for, but this machine has none; use --device cpu.")
-    if quantization not in QUANTIZATIONS[kind]:
-        known = any(quantization in names for names in QUANTIZATIONS.values())
-        reason = f"needs a CUDA device, and this is {kind}" if known else "is not known"
-        raise InputError(f"The quantization {quantization!r} {reason}; on {kind} there is {', '.join(QUANTIZATIONS[kind])}.")
-    if dtype != "auto" and dtype not in DTYPES:
-        raise InputError(f"The dtype {dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
-    notes = ("The device mps is untested.",) if kind == "mps" else ()
-    return Placement(torch.device(device), DTYPES.get(dtype) or automatic_dtype(torch.device(device)), quantization, notes)
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether this, or what it was raised from, is a lack of memory; the CPU allocator says so in words only."""
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError, NotEnoughMemory)):
+            return True
+        if isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "not enough memory" in str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
-def automatic_dtype(device: torch.device) -> torch.dtype:
-    if device.type != "cuda":
-        return torch.float32
-    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16   # older cards only emulate bfloat16
-
-
-def load_gguf(path: Path, source: str, placement: Placement, progress: Progress) -> Loaded:
-    if path.suffix.lower() != ".gguf":
-        raise LoadError(f"{path.name} is a file; expected a .gguf file or the folder of a model.")
-    if placement.quantization != "none" and placement.device.type == "cuda":
+def checked_packing(described: Described, config: PretrainedConfig, placement: Placement) -> Placement:
+    """The placement as it will be: a checkpoint that is packed already decides its quantization."""
+    if described.kind == "gguf" and quantizes_while_loading(placement):
         raise InputError(f"A GGUF file is unpacked while loading and cannot be quantized to {placement.quantization} on the way; use "
                          "quantization none, or a folder with safetensors weights.")
-    progress(f"Unpacking {path.name}", None)
+    packing = packed_as(config)
+    if not packing:
+        return placement
+    if not can_read_packed(placement):
+        raise LoadError(f"{described.name} is packed as {packing} by bitsandbytes, which needs a CUDA device, and this is "
+                        f"{placement.device.type}; choose the unpacked model.")
+    if placement.quantization not in ("none", packing):
+        raise InputError(f"{described.name} is packed as {packing} already and cannot become {placement.quantization}; use quantization none.")
+    return replace(placement, quantization=packing)
+
+
+def check_memory(described: Described, config: PretrainedConfig, placement: Placement, context: int, drafter: Sizes | None) -> None:
+    """Raise NotEnoughMemory with the numbers if the model, its cache and its drafter cannot fit."""
+    try:
+        sizes = sizes_of(config)
+    except SpecvizError:
+        raise
+    except MISFITS as error:
+        raise LoadError(f"The config.json of {described.name} describes no model that can be built ({brief(error)}).") from error
+    context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
+    quantization = placement.quantization if quantizes_while_loading(placement) or placement.dtype == torch.float32 else "none"
+    needed = estimate(sizes, quantization, context, device=placement.device.type, dtype=placement.dtype, drafter=drafter)
+    if described.kind == "gguf":                  # transformers holds the unpacked tensors and the model at once, on the CPU
+        unpacked = count_gguf_weights(described.path) * (4 + placement.dtype.itemsize)
+        require_memory(described.name, replace(needed, loading_bytes=unpacked), available("cpu"), f"cpu, {precision_name(placement)}")
+    free_bytes = available(placement.device)
+    if placement.spread:
+        free_bytes = sum(available(f"cuda:{index}") for index in range(torch.cuda.device_count()))
+    require_memory(described.name, needed, free_bytes, f"{placement.device}, {precision_name(placement)}")
+
+
+def load_gguf(described: Described, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, tuple[str, ...]]:
+    """Model and tokenizer of a GGUF file, unpacked."""
+    path = described.path
     model, tokenizer = read_gguf(path, placement.dtype)
-    check_vocabulary_size(model, tokenizer, path.stem)
-    facts = {"weights_sha256": file_sha256(path)}
-    return finished(model.to(placement.device), tokenizer, path.stem, source, placement, facts, ())
+    check_vocabulary_size(model, tokenizer, described.name)
+    unpacked = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    note = (f"{path.name} was unpacked: {gigabytes(path.stat().st_size)} on disk, {gigabytes(unpacked)} in memory as "
+            f"{str(placement.dtype).removeprefix('torch.')}.")
+    return model.to(placement.device), tokenizer, (note,)
 
 
-def load_folder(folder: Path, name: str, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, tuple[str, ...]]:
+def load_folder(described: Described, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, tuple[str, ...]]:
     """Model and tokenizer of a local folder, checked against each other."""
+    folder, name = described.path, described.name
     config = read_config(folder, name)
     check_weight_files(folder, name)
     tokenizer = read_tokenizer(folder, name)
-    options: dict[str, Any] = {"device_map": {"": placement.device}} if placement.device.type == "cuda" else {}
-    if placement.device.type == "cuda" and placement.quantization != "none":
+    options: dict[str, Any] = {}
+    if placement.device.type == "cuda" or quantizes_while_loading(placement):
+        options["device_map"] = "auto" if placement.spread else {"": placement.device}
+    if quantizes_while_loading(placement) and not packed_as(config):
         options["quantization_config"] = bitsandbytes_config(placement)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=placement.dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
             output_loading_info=True, **options)
-    except torch.OutOfMemoryError:
-        raise
-    except (ValueError, KeyError, OSError, RuntimeError, ImportError, TypeError, AttributeError) as error:
+    except MISFITS as error:
         raise LoadError(f"The weights of {name} do not fit its config.json, or cannot be read ({brief(error)}).") from error
     wrong = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if wrong:
@@ -156,122 +178,23 @@ def load_folder(folder: Path, name: str, placement: Placement) -> tuple[PreTrain
     if unread_layers:
         raise LoadError(f"The weights of {name} contradict its config.json: {len(unread_layers)} tensors have no place in the model, first "
                         f"{unread_layers[0]}.")
+    if placement.spread:
+        elsewhere = {str(place) for place in getattr(model, "hf_device_map", {}).values()} & {"cpu", "disk"}
+        if elsewhere:
+            raise NotEnoughMemory(f"{name} does not fit into the memory of all CUDA devices together as {precision_name(placement)}; choose a "
+                                  "stronger quantization.")
     check_vocabulary_size(model, tokenizer, name)
     notes = (f"{len(unread)} tensors of {name} are not part of the language model and were left out, first {unread[0]}.",) if unread else ()
     return model.to(placement.device) if placement.device.type == "mps" else model, tokenizer, notes
 
 
-def read_config(folder: Path, name: str) -> PretrainedConfig:
-    """The folder's config if it describes a causal language model."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise LoadError(f"{name} has no config.json, so it is not the folder of a transformers model; name the folder that holds it "
-                        "and the *.safetensors files.")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        model_type = content["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadError(f"The config.json of {name} cannot be read or names no model_type ({brief(error)}).") from error
-    parts = [part for part in ("vision", "audio") if f"{part}_config" in content]
-    if parts:
-        raise LoadError(f"{name} ({model_type}) reads {parts[0]} input; choose the text-only model of its family.")
-    architectures = [str(architecture) for architecture in content.get("architectures") or ()]
-    causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    is_known = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if content.get("is_encoder_decoder") or not is_known or (architectures and not causal & set(architectures)):
-        kind = architectures[0] if architectures else model_type
-        has_code = "auto_map" in content and not is_known
-        reason = "brings its own code, which specviz never runs" if has_code else "is not a model that writes text token by token"
-        raise LoadError(f"{name} ({kind}) {reason}; choose a causal language model that transformers knows.")
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:   # config classes validate in their own ways, with exceptions of many kinds
-        raise LoadError(f"The config.json of {name} is not valid for a {model_type} model ({brief(error)}).") from error
-
-
-def check_weight_files(folder: Path, name: str) -> None:
-    """Open every weight file: a file cut short, a missing part or a pointer instead of a file is found before memory is spent."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if not single.is_file() and not index.is_file():
-        other = next((path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))), None)
-        found = f"only {other}, a format that can run code when read" if other else "no weights"
-        raise LoadError(f"{name} has {found}; expected model.safetensors.")
-    try:
-        parts = [single.name] if single.is_file() else json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        files = [folder / part for part in sorted(set(parts))]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise LoadError(f"{index.name} of {name} cannot be read ({brief(error)}); download it again.") from error
-    for path in files:
-        if not path.is_file() or path.parent != folder:
-            raise LoadError(f"The weight file {path.name} of {name} is missing; download it again.")
-        try:
-            with safe_open(path, "pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise LoadError(f"The weight file {path.name} of {name} is damaged or cut short ({brief(error)}); fetch it again.") from error
-
-
-def read_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase:
-    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-        raise LoadError(f"{name} has no tokenizer; copy tokenizer.json and tokenizer_config.json of the model into its folder.")
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:   # the Rust library raises bare Exception
-        raise LoadError(f"The tokenizer of {name} cannot be read ({brief(error)}); copy tokenizer.json and tokenizer_config.json "
-                        "again.") from error
-
-
-def check_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    num_rows = model.get_input_embeddings().num_embeddings
-    if tokenizer.vocab_size > num_rows:
-        raise LoadError(f"The tokenizer of {name} has {tokenizer.vocab_size:,} tokens, but the model knows only {num_rows:,}: they do not "
-                        "belong together; copy the model's own tokenizer.json.")
-
-
-def bitsandbytes_config(placement: Placement) -> BitsAndBytesConfig:
-    """Threshold 0.0: no host synchronisation, and no row depends on the others. 16-bit compute: float32 leaves the tensor cores idle."""
-    if placement.quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
-    compute_dtype = automatic_dtype(placement.device) if placement.dtype == torch.float32 else placement.dtype
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=placement.quantization, bnb_4bit_compute_dtype=compute_dtype)
-
-
-def fetch_from_hub(source: str, offline: bool, progress: Progress) -> Path:
-    """The folder of a hub snapshot; its name is the commit. Only configuration, tokenizer and safetensors files at the top level."""
-    match = HUB_ID.fullmatch(source)
-    if match is None or source.startswith((".", "~")) or "\\" in source:
-        raise LoadError(f"There is no file or folder {source}; give a folder with config.json, a .gguf file, or a hub id (owner/name).")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-    repo, revision = match["repo"], match["revision"]
-    progress(f"Looking for {repo} in the hub's cache" if offline else f"Fetching {repo} from the hub", None)
-    try:
-        return Path(snapshot_download(repo, revision=revision, local_files_only=offline,
-                                      allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"],
-                                      ignore_patterns=["*/*", "consolidated*", "*.fp16.*"]))
-    except GatedRepoError as error:
-        raise LoadError(f"{repo} is gated; accept its terms on its hub page and log in with `hf auth login`, then start again.") from error
-    except RepositoryNotFoundError as error:
-        raise LoadError(f"There is no file, folder or hub model {source}, or it is private; check the spelling.") from error
-    except LocalEntryNotFoundError as error:
-        reason = "--offline forbids fetching it" if offline else "the hub cannot be reached"
-        raise LoadError(f"{repo} is not on this machine and {reason}; connect once, or give a local folder.") from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise LoadError(f"{repo} could not be fetched from the hub ({brief(error)}).") from error
-
-
-def finished(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, source: str, placement: Placement,
-             facts: dict[str, str], notes: tuple[str, ...]) -> Loaded:
+def finished(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, described: Described, placement: Placement,
+             notes: tuple[str, ...]) -> Loaded:
+    facts = dict(described.facts)
+    if described.kind == "gguf":
+        facts["weights_sha256"] = file_sha256(described.path)
     if isinstance(tokenizer.chat_template, str):
         facts["chat_template_sha256"] = sha256(tokenizer.chat_template.encode()).hexdigest()
     model.eval().requires_grad_(False)
-    return Loaded(model, tokenizer, name, source, placement, eos_ids(model, tokenizer), facts, placement.notes + notes)
-
-
-def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that end an answer, from all places where models keep them: generation config, config, tokenizer, chat template."""
-    found: set[int] = set()
-    for value in (getattr(model.generation_config, "eos_token_id", None), getattr(model.config, "eos_token_id", None),
-                  tokenizer.eos_token_id, end_of_turn_id(tokenizer)):
-        found.update(value if isinstance(value, (list, tuple)) else () if value is None else (value,))
-    return tuple(sorted(found))
+    return Loaded(model, tokenizer, described.name, described.source, placement, eos_ids(model.config, model.generation_config, tokenizer), facts,
+                  placement.notes + notes)
