@@ -111,8 +111,6 @@ class StepTrace:
     nodes: tuple[NodeTrace, ...] = ()
     emitted: tuple[EmittedToken, ...] = ()
     draft_stop: str = ""
-    draft_by: str = ""
-    num_pooled: int | None = None
     kv: dict[str, CacheTrace] = field(default_factory=dict)      # "target", and "drafter" where it has a cache of its own
     num_rows: int = 1
     record_ms: float = 0.0
@@ -124,6 +122,8 @@ class StepTrace:
     server_ms: float | None = None
     num_prompt_tokens: int = 0
     num_reused: int = 0
+    draft_by: str = ""
+    num_pooled: int | None = None
     rule: str = ""
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = ["Draft", "EMPTY", "ROOT"]
@@ -23,6 +23,7 @@ class Draft:
     scores: for the eye only; verification never reads them.
     shown_probs: [n, V], the drafter's own probabilities at temperature 1 where nodes were chosen from them; for the eye only as well.
     stop: why drafting ended ("length", "confidence", "no match", "eos", "budget", ...).
+    by: which part made it, where a drafter has several. num_pooled: n-grams in the drafter's pool, if it has one.
     """
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
@@ -31,6 +32,8 @@ class Draft:
     scores: tuple[float, ...] | None = None
     shown_probs: Any = None
     stop: str = ""
+    by: str = ""
+    num_pooled: int | None = None
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "one parent per token"
@@ -104,7 +107,8 @@ class Draft:
 
         def head(rows: Any) -> Any:
             return None if rows is None else rows[:n]
-        return Draft(self.tokens[:n], self.parents[:n], head(self.probs), head(self.judged), head(self.scores), head(self.shown_probs), stop)
+        return replace(self, tokens=self.tokens[:n], parents=self.parents[:n], probs=head(self.probs), judged=head(self.judged),
+                       scores=head(self.scores), shown_probs=head(self.shown_probs), stop=stop)
 
 
 EMPTY = Draft()

@@ -74,7 +74,8 @@ class Recorder:
         return StepTrace(
             kind="spec" if draft.num_judged else "plain", t0_ms=1e3 * (times.begun_s - sequence.decode_start_s), draft_ms=1e3 * times.draft_s,
             verify_ms=1e3 * times.verify_s, other_ms=1e3 * times.other_s, nodes=self._nodes(work), emitted=tuple(work.emitted),
-            draft_stop=draft.stop, draft_by=draft.by, num_pooled=draft.num_pooled, kv=kv, num_rows=num_rows, top=self._top(work), residual=self._residuals(work),
+            draft_stop=draft.stop, kv=kv, num_rows=num_rows, top=self._top(work), residual=self._residuals(work), draft_by=draft.by,
+            num_pooled=draft.num_pooled,
             rule=work.verdict.rule)
 
     def _prefill(self, work: Work, times: Times, num_rows: int) -> StepTrace:
