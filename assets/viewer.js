@@ -58,7 +58,10 @@ const WORDS = {
       cacheBack: '{n} rolled back', noCache: 'This engine does not tell the state of its cache.',
   stopLabel: 'Drafting stopped: ', stops: {length: 'the draft had its full length', confidence: 'the drafter was no longer sure',
       'no match': 'no earlier text matches', eos: 'the draft reached the end of the text',
-    context: 'the context is full', budget: 'the token budget of the step was used up'},
+    context: 'the context is full', budget: 'the token budget of the step was used up',
+    'match length': 'a match of this length is not trusted any further', 'end of turn': 'the earlier text ended its turn here',
+    'few agree': 'too few earlier places go on in one way', 'no guess': 'the pool has nothing for the last token'},
+  draftBy: 'Drafted by {name}', pooled: '{n} n-grams in the pool',
   record: 'writing this record took {n} ms, which counts in no figure',
   context: 'text so far', treeLabel: 'Draft tree with {n} nodes', threshold: 'hide nodes with q below {q}',
   identical: 'Identical to plain decoding: {tokens}/{of} tokens',
@@ -172,7 +175,8 @@ const WORD_SETS = {state: ['accepted', 'rejected', 'unjudged', 'window'], origin
 const SHAPES = {              // field: type, "!" where it must be there, "?" where null is allowed
   step: {kind: 'kind!', t0_ms: 'time!', draft_ms: 'ms!', verify_ms: 'ms!', other_ms: 'ms!', nodes: '[node', emitted: '[emitted',
       draft_stop: 'text', kv: '{cache', num_rows: 'int', record_ms: 'ms', top: '[top', residual: '[residual',
-         source: 'source', num_drafted: 'int?', num_accepted: 'int?', server_ms: 'ms?', num_prompt_tokens: 'int', num_reused: 'int'},
+         source: 'source', num_drafted: 'int?', num_accepted: 'int?', server_ms: 'ms?', num_prompt_tokens: 'int', num_reused: 'int',
+         draft_by: 'text', num_pooled: 'int?'},
   node: {id: 'int!?', text: 'text!', parent: 'from-1!', state: 'state!', q: 'prob?', p: 'prob?', accept_prob: 'prob?', u: 'prob?',
       p_t1: 'prob?', q_t1: 'prob?', score: 'number?'},
   emitted: {id: 'int!?', text: 'text!', origin: 'origin!', num_tokens: 'int'},
@@ -479,6 +483,8 @@ const panels = {
       out.append(box('sv-cache', el('strong', null, WORDS.caches[name] || name), track, el('small', 'sv-num', text)));
     }
     if (!Object.keys(kv).length) out.append(el('p', 'sv-quiet', WORDS.noCache));
+    if (step.draft_by) out.append(el('p', 'sv-say', say(WORDS.draftBy, {name: step.draft_by}) + '.'));
+    if (finite(step.num_pooled)) out.append(el('p', 'sv-quiet', say(WORDS.pooled, {n: step.num_pooled}) + '.'));
     if (step.draft_stop) out.append(el('p', 'sv-say', WORDS.stopLabel + (WORDS.stops[step.draft_stop] || step.draft_stop) + '.'));
     if (step.record_ms) out.append(el('p', 'sv-quiet', say(WORDS.record, {n: ms(step.record_ms)}) + '.'));
     return out;

@@ -14,7 +14,13 @@ from ..engine.model import LanguageModel, Row
 from ..engine.sampling import distribution
 from ..engine.sequence import Sequence
 
-__all__ = ["Chain", "grow"]
+__all__ = ["Chain", "fitted", "grow"]
+
+
+def fitted(logits: Tensor, num_tokens: int) -> Tensor:
+    """A drafter's logits [..., V'] for the target's V tokens: a padded tail is cut off, tokens that the drafter lacks get none."""
+    missing = num_tokens - logits.shape[-1]
+    return logits[..., :num_tokens] if missing <= 0 else functional.pad(logits, (0, missing), value=float("-inf"))
 
 
 @dataclass(slots=True)
@@ -35,9 +41,7 @@ class Chain:
     def add(self, logits: Tensor) -> None:
         """Choose or draw the next token from [V] logits, under the request's own sampling settings."""
         sequence = self.sequence
-        logits = logits[:self.num_tokens]
-        if len(logits) < self.num_tokens:
-            logits = functional.pad(logits, (0, self.num_tokens - len(logits)), value=float("-inf"))
+        logits = fitted(logits, self.num_tokens)
         probs = distribution(logits[None], sequence.params, [sequence.tokens + self.tokens])[0]
         position = len(sequence.tokens) + len(self.tokens)
         self.tokens.append(sequence.noise.draw_draft(probs, position, sequence.num_steps))

@@ -5,7 +5,8 @@ It has a cache of its own. Whatever it has not read yet of a sequence, prompt in
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 
 from ..engine.draft import Draft
 from ..engine.drafting import Budget, Outcome
@@ -26,9 +27,11 @@ def missing(parts: Parts) -> str:
 
 @dataclass(slots=True)
 class _State:
-    """Per request: its row in the draft model's cache, and how many pending tokens the last proposal fed."""
+    """Per request: its row in the draft model's cache, how many pending tokens the last proposal fed, and where behind them each node of
+    the draft that it fed lies among the staged entries."""
     row: int
     num_pending: int = 0
+    staged: dict[int, int] = field(default_factory=dict)
 
 
 class DraftModel:
@@ -59,18 +62,20 @@ class DraftModel:
             self._model.forward([Row(state.row, pending[:_CHUNK], num_logits=0)], self._cache)
             self._cache.keep(state.row, range(_CHUNK))
         state.num_pending = len(pending)
+        state.staged = {node: len(pending) + node for node in range(length - 1)}
         return Chain(sequence, length, state.row, pending, self._num_tokens)
 
     def observe(self, outcomes: Seq[Outcome]) -> None:
-        """Keep what was pending and the accepted part of the chain; its last token was never fed."""
+        """Keep what was pending and the accepted path, as far as it was fed: the last token of a chain, or a leaf, never was."""
         for outcome in outcomes:
             sequence, state = outcome.sequence, outcome.sequence.drafting
             sequence.draft_kv = None
-            if state is None or not (fed := self._cache.fed(state.row)):
+            if state is None or not self._cache.fed(state.row):
                 continue
             known = len(sequence.tokens) - self._cache.length(state.row)      # a block cut by EOS or a stop is shorter than its path
-            kept = min(fed, state.num_pending + len(outcome.verdict.path), known)
-            sequence.draft_kv = self._cache.keep(state.row, range(kept))
+            path = takewhile(state.staged.__contains__, outcome.verdict.path)
+            kept = [*range(state.num_pending), *(state.staged[node] for node in path)][:known]
+            sequence.draft_kv = self._cache.keep(state.row, kept)
 
     def fork(self, source: Sequence, target: Sequence, length: int) -> int:
         """Copy the row as far as it goes; what is missing is caught up later."""

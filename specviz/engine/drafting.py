@@ -25,9 +25,13 @@ class DraftSettings:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much may be drafted now: the least of what the user asked, the token budget, the tokens left and the cache's room."""
+    """How much may be drafted now: the least of what the user asked, the token budget, the tokens left and the cache's room.
+
+    window: how many nodes may be fed beside them that are never judged; they are no guesses, so only the cache limits them.
+    """
     nodes: int
     depth: int
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
