@@ -14,15 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specviz.environment import ENVIRONMENT, settle
 from specviz.errors import Busy, InputError, SpecvizError
 from specviz.options import Options, parse
 
 if TYPE_CHECKING:
     from specviz.service import ChatRequest, MethodInfo, Run, Service
-
-# Read by torch and Gradio when they are imported. Spinning OpenMP workers would take the second core from the page's own thread.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -64,6 +61,9 @@ class LateService:
 
     def default_method(self) -> str:
         return self._service.default_method() if self._service else ""
+
+    def count_tokens(self, messages: Any) -> int:
+        return self._service.count_tokens(messages) if self._service else 0
 
     def submit(self, request: ChatRequest) -> Run:
         if self._service is None:
@@ -158,6 +158,7 @@ def _report(service: LateService, stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
+    settle()
     code = main()
     sys.stdout.flush()
     os._exit(code)          # weights may still be loading in a thread that cannot be interrupted

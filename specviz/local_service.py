@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from . import __version__, metrics
 from .drafters import DRAFTERS
 from .driver import Driver, Job
 from .engine.drafting import Drafter
+from .engine.rules import RULES
 from .errors import Busy, InputError, PromptTooLong
 from .opening import Opened, open_engine
 from .options import Options
@@ -189,11 +190,16 @@ class LocalService:
     def default_method(self) -> str:
         return opened.default_method if (opened := self._opened) else ""
 
+    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
+        return len(opened.codec.render(messages)) if (opened := self._opened) else 0
+
     def submit(self, request: ChatRequest) -> LocalRun:
         opened, driver = self._ready()
         drafter = self._drafter(opened, request.method)
         if not 1 <= request.k <= 64:
             raise InputError(f"k is {request.k}; expected a draft length from 1 to 64.")
+        if request.verification not in RULES:
+            raise InputError(f"There is no rule of verification {request.verification!r}; expected one of {', '.join(RULES)}.")
         prompt = opened.codec.render(request.messages)
         room = opened.parts.cache.capacity - len(prompt)
         if room < 1:
@@ -329,16 +335,18 @@ class LocalService:
         return opened.drafter(name)
 
     def _meta(self, opened: Opened, request: ChatRequest, prompt: list[int]) -> dict[str, Any]:
-        config, sampling = dict(opened.config), request.sampling
+        config, sampling, rule = dict(opened.config), request.sampling, RULES[request.verification]
         return {
             "target": config["target"], "drafter": config.get("drafter") if request.method == "draft_model" else None,
             "method": request.method, "method_label": DRAFTERS[request.method].label,
-            "config": {**config, "method": request.method, "k": request.k if request.method != "plain" else 0},
+            "config": {**config, "method": request.method, "k": request.k if request.method != "plain" else 0,
+                       "lossless": rule.lossless},
             "sampling": {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p,
                          "repetition_penalty": sampling.repetition_penalty, "seed": sampling.seed, "max_new_tokens": sampling.max_new_tokens,
                          "stop": list(sampling.stop)},
             "prompt": [dict(message) for message in request.messages], "prompt_tokens": len(prompt),
-            "verification": "rejection", "clock": "perf_counter",
+            "opens_thinking": opened.codec.decode(prompt[-8:]).rstrip().endswith("<think>"),
+            "verification": rule.name, "promise": rule.promise, "clock": "perf_counter",
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "versions": {"specviz": __version__, "python": platform.python_version(), "torch": version("torch"),
                          "transformers": version("transformers")},

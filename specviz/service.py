@@ -1,7 +1,7 @@
 """The one door to the engine for screens, servers and benchmarks. It knows nothing of how a page looks."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -103,8 +103,10 @@ class MethodInfo:
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """What a chat turn asks for. messages: OpenAI style dicts with "role" and "content" (text), the last one from the user.
+    An answer's "reasoning_content" is what the model thought before it; it enters the prompt only where the chat template asks for it.
 
-    conversation: whose text this is. What the engine has read already is reused within one conversation, never across.
+    conversation: whose text this is. What the engine has read already is reused within one conversation, never across. verification: a
+    name in `engine.rules.RULES`.
     """
     messages: tuple[dict[str, str], ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -112,6 +114,7 @@ class ChatRequest:
     k: int = 5
     keep_probs: bool = True
     conversation: str = ""
+    verification: str = "rejection"
 
 
 class Run(Protocol):
@@ -140,6 +143,8 @@ class Service(Protocol):
         exactness; empty until ready."""
     def methods(self) -> list[MethodInfo]: ...
     def default_method(self) -> str: ...
+    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
+        """Length of a conversation as a prompt, ready for the next answer; 0 until ready. Raises InputError as `submit` would."""
     def submit(self, request: ChatRequest) -> Run:
         """Raises Busy, PromptTooLong, InputError. Ends any plain measurement in progress."""
     def choice(self) -> Choice | None:

@@ -47,11 +47,14 @@ class TextCodec:
         """Ids of a conversation, ready for the model to answer.
 
         messages: OpenAI style, "role" is system, user or assistant, "content" a text or a list of {"type": "text", "text": ...} parts.
-        Words in a message that look like control tokens are read as plain text. A template that refuses a system message gets it in front
+        An assistant message may hold "reasoning_content", what the model thought before that answer: it is handed to templates that speak of
+        it, which mostly leave it out of earlier turns, and to no others. Words in a message that look like control tokens are read as plain
+        text. A template that refuses a system message gets it in front
         of the first user message. A tokenizer without a template gets "System: ", "User: " and "Assistant: " paragraphs, which suits
         base models passably. Raises InputError for anything else.
         """
-        conversation = [{"role": checked_role(message), "content": flat_text(message.get("content"))} for message in messages]
+        conversation = [{"role": checked_role(message), "content": flat_text(message.get("content"))} | self.reasoning(message)
+                        for message in messages]
         if not conversation:
             raise InputError("The conversation is empty; send at least one message.")
         if not self.tokenizer.chat_template:
@@ -66,6 +69,10 @@ class TextCodec:
             return self.apply_template(merged)
         except TemplateError as error:
             raise InputError(f"The model's chat template refuses this conversation: {error}.") from error
+
+    def reasoning(self, message: Mapping[str, Any]) -> dict[str, str]:
+        thought = message.get("reasoning_content")
+        return {"reasoning_content": flat_text(thought)} if thought and "reasoning_content" in str(self.tokenizer.chat_template) else {}
 
     def apply_template(self, conversation: list[dict[str, str]]) -> list[int]:
         return list(self.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False,

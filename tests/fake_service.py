@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from specviz import metrics
+from specviz.engine.rules import RULES
 from specviz.errors import Busy, NotEnoughMemory, PromptTooLong
 from specviz.service import ChatRequest, MethodInfo, Status
 from specviz.trace import CacheTrace, EmittedToken, NodeTrace, PlainToken, ResidualTrace, StepTrace, TopTrace, Trace
@@ -70,7 +71,8 @@ class FakeRun:
             "config": {**service.config_now, "method": request.method, "k": request.k if request.method != "plain" else 0},
             "sampling": {"temperature": request.sampling.temperature, "seed": request.sampling.seed,
                          "max_new_tokens": request.sampling.max_new_tokens},
-            "prompt": prompt, "prompt_tokens": self.num_prompt_tokens, "clock": "perf_counter"}
+            "prompt": prompt, "prompt_tokens": self.num_prompt_tokens, "clock": "perf_counter",
+            "verification": request.verification, "promise": RULES[request.verification].promise}
 
     def __iter__(self) -> Iterator[StepTrace]:
         begin = time.perf_counter()
@@ -186,13 +188,16 @@ class FakeService:
     def default_method(self) -> str:
         return "prompt_lookup" if self.status_now.state == "ready" else ""
 
+    def count_tokens(self, messages: Any) -> int:
+        return sum(len(pieces(message["content"])) for message in messages)
+
     def submit(self, request: ChatRequest) -> FakeRun:
         if self.status_now.state != "ready":
             raise Busy(f"The model is not ready: {self.status_now.message}")
         if self.busy:
             raise Busy("Three people are waiting already. Try again in a minute.")
         last = request.messages[-1]["content"]
-        if sum(len(pieces(message["content"])) for message in request.messages) > self.max_prompt_tokens:
+        if self.count_tokens(request.messages) > self.max_prompt_tokens:
             raise PromptTooLong(f"The conversation is longer than {self.max_prompt_tokens} tokens. Clear it or undo a turn.")
         self.requests.append(request)
         answer = self.answer.get(last, ANSWER) if isinstance(self.answer, dict) else self.answer

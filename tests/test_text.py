@@ -212,3 +212,15 @@ def test_end_of_turn_token_comes_from_the_template():
     assert end_of_turn_id(tiny_tokenizer("{% for m in messages %}{{ m['content'] + '<|endoftext|>' }}{% endfor %}")) == 0
     assert end_of_turn_id(tiny_tokenizer("{% for m in messages %}{{ m['content'] }}{% endfor %}")) is None
     assert end_of_turn_id(tiny_tokenizer(None)) is None
+
+
+def test_thinking_reaches_only_templates_that_ask_for_it():
+    """What a model thought before an earlier answer is no part of the prompt, unless the template itself writes "reasoning_content"."""
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
+             {"role": "user", "content": "and"}]
+    without = [{name: text for name, text in turn.items() if name != "reasoning_content"} for turn in turns]
+    silent = TextCodec(tiny_tokenizer())
+    assert silent.render(turns) == silent.render(without)
+    asking = TextCodec(tiny_tokenizer("{% for m in messages %}{{ (m.reasoning_content or '') + '|' + m['content'] + '\n' }}{% endfor %}"))
+    assert asking.decode(asking.render(turns)) == "|hi\nhm|yes\n|and\n"
+    assert asking.render(without) != asking.render(turns)

@@ -1,0 +1,66 @@
+"""Which turns of a conversation fit into the model's context. It knows nothing of tokenizers, models or how a prompt looks.
+
+The rule: part of the context stays free for the answer (the new tokens asked for, at most a quarter of the context). Where the
+conversation is longer than the rest, its oldest turns, each a question with its answer, leave the prompt; the system prompt and the
+last message stay. If those two alone do not fit, the message is refused.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import PromptTooLong
+
+__all__ = ["Fitted", "fit", "free_for_answer"]
+
+Turns = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """messages: what the model is given. num_tokens: their length as a prompt. num_dropped: turns left out."""
+    messages: tuple[dict[str, Any], ...]
+    num_tokens: int
+    num_dropped: int = 0
+
+
+def free_for_answer(num_new: int, context: int) -> int:
+    """Tokens of the context that the prompt leaves free."""
+    return max(1, min(num_new, context // 4))
+
+
+def fit(messages: Turns, count: Callable[[Turns], int], context: int | None, num_new: int) -> Fitted:
+    """The longest end of a conversation that fits, with its system prompt.
+
+    messages: OpenAI style, the last one from the user. count: tokens of a prompt. context: tokens in all; None or 0 if unknown, then
+    nothing is left out. num_new: new tokens asked for. Raises PromptTooLong if system prompt and last message alone are too long.
+    """
+    system = [message for message in messages if message["role"] == "system"]
+    turns = [message for message in messages if message["role"] != "system"]
+    starts = [i for i, message in enumerate(turns) if message["role"] == "user"] or [0]
+
+    def without(num_turns: int) -> Fitted:
+        kept = (*system, *turns[starts[num_turns]:]) if num_turns else tuple(messages)
+        return Fitted(kept, count(kept), num_turns)
+
+    whole = without(0)
+    if not context:
+        return whole
+    room = context - free_for_answer(num_new, context)
+    if whole.num_tokens <= room:
+        return whole
+    last = whole if len(starts) == 1 else without(len(starts) - 1)
+    if last.num_tokens > room:
+        beside = " with the system prompt" if system else ""
+        raise PromptTooLong(f"This message has {last.num_tokens:,} tokens{beside}; there is room for {room:,}: the model's context has "
+                            f"{context:,}, and {context - room:,} stay free for the answer. Shorten it, or ask for fewer new tokens.")
+    low, high, best = 1, len(starts) - 1, last            # the fewest turns to leave out: prompts only get shorter
+    while low < high:
+        middle = (low + high) // 2
+        tried = without(middle)
+        if tried.num_tokens <= room:
+            high, best = middle, tried
+        else:
+            low = middle + 1
+    return best
