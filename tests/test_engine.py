@@ -47,7 +47,7 @@ class Oracle:
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_method_gives_the_plain_tokens_in_one_batch(family):
     """Greedy, float64: rows of different length with different drafters in one batch emit what plain decoding alone emits."""
-    lab = Lab(family)
+    lab = Lab(family, max_rows=len(METHODS))
     prompts = [repeating_prompt(9 + 5 * i, period=4 + i, seed=i) for i in range(len(METHODS))]
     expected = [lab.run(prompt, max_new_tokens=20, scope=f"plain {i}").tokens for i, prompt in enumerate(prompts)]
     results = [lab.add(prompt, method, k=3 + i, max_new_tokens=20, scope=method) for i, (prompt, method) in enumerate(zip(prompts, METHODS))]
