@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
+from head_files import random_heads
 from tiny import tiny_model
 
 from specviz.drafters import DRAFTERS, Parts
@@ -65,7 +66,7 @@ class Lab:
         self.target = LanguageModel(target, precision=precision, exact=exact)
         self.draft = LanguageModel(draft, precision=precision, exact=exact)
         self.cache = self.target.new_cache(capacity)
-        self.parts = Parts(self.target, self.cache, self.draft)
+        self.parts = Parts(self.target, self.cache, self.draft, heads=random_heads(self.target))
         self.engine = Engine(self.target, self.cache, Recorder(str), Scheduler(self.cache, max_rows=max_rows, token_budget=token_budget,
                                                                              max_parked=max_parked))
         self.drafters: dict[str, Drafter] = {name: method.create(self.parts) for name, method in DRAFTERS.items()}

@@ -1,12 +1,30 @@
 """What a drafter may be built from. It knows nothing of requests."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
 
 from ..engine.cache import KVCache
 from ..engine.model import LanguageModel
 
-__all__ = ["Parts"]
+__all__ = ["Heads", "Parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Trained drafting heads as a checkpoint gives them, under specviz's own names and checked against the target (`checkpoints.py`).
+
+    kind: "medusa", "eagle" or "eagle3". name: for the eye. tensors: as stored, on the CPU. facts: what the configuration says, in plain
+    values. warning: what the self-check found, "" if all is well or nothing was checked.
+    """
+    kind: str
+    name: str
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +32,11 @@ class Parts:
     """The loaded target with its cache, an optional draft model, and facts about their text.
 
     marker_ids: special tokens that end or begin a turn; no lookup copies across them. trained_exits: layers after which the target was
-    trained to exit.
+    trained to exit. heads: loaded heads by kind.
     """
     target: LanguageModel
     cache: KVCache
     draft: LanguageModel | None = None
     marker_ids: frozenset[int] = frozenset()
     trained_exits: tuple[int, ...] = ()
+    heads: Mapping[str, Heads] = field(default_factory=dict)

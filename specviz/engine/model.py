@@ -54,13 +54,14 @@ class LanguageModel:
     model: a causal LM in eval mode; it is taken over (attention implementation set, linears possibly replaced).
     num_tokens: ids below this are real tokens; logits beyond (padded vocabularies) are cut off.
     precision, head_precision: "none", or "fp32" / "int8" for the CPU linears of `linear.py`. lean: use the lean decoder where it fits.
+    calibration: token ids of a text by which int8 layers are made ready for their activations.
     exact: attention treats every token as its own problem, so that a token's result does not depend on what is fed beside it.
 
     Raises UnsupportedModel for layers that cannot be rolled back.
     """
 
     def __init__(self, model: PreTrainedModel, *, num_tokens: int | None = None, precision: str = "none", head_precision: str | None = None,
-                 lean: bool = True, exact: bool = True) -> None:
+                 lean: bool = True, exact: bool = True, calibration: Sequence[int] | None = None) -> None:
         _refuse_unsupported(model)
         self.config = model.config.get_text_config()
         self.device = model.get_input_embeddings().weight.device
@@ -72,7 +73,8 @@ class LanguageModel:
         head_precision = head_precision or precision
         self.embeddings: nn.Embedding = model.get_input_embeddings()
         if precision != "none" and lean and LeanDecoder.supports(model):
-            self._runner: _Lean | _Transformers = _Lean(LeanDecoder(model, precision, head_precision, consume=True))
+            self._runner: _Lean | _Transformers = _Lean(LeanDecoder(
+                model, precision, head_precision, consume=True, calibration=None if calibration is None else torch.tensor(calibration)))
             self.linears = self._runner.decoder.describe()
         else:
             if precision != "none":
@@ -87,6 +89,16 @@ class LanguageModel:
     def new_cache(self, capacity: int | None = None) -> KVCache:
         """A cache for this model; capacity defaults to its context length, in tokens per row."""
         return KVCache(min(capacity or self.context, self.context), self.device)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The input embeddings of token ids int64 [T], [T, H], for heads that read them."""
+        return self.embeddings(token_ids)
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """The LM head on states as they are after the last norm (`FINAL`), [n, H] -> [n, V], with the model's scaling or cap of logits."""
+        return self._runner.head(hidden)[:, :self.num_tokens]
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row], cache: KVCache, *, hidden: Sequence[int] = (), num_layers: int | None = None) -> list[Output]:
@@ -162,6 +174,9 @@ class _Lean:
             return hidden.new_empty(0, self.decoder.embed.num_embeddings), states
         return self.decoder.logits(hidden if len(wanted) == len(tokens) else hidden[wanted]), states
 
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.decoder.logits(hidden)
+
 
 class _Transformers:
     """Runs an unmodified transformers model; attention is ours."""
@@ -197,6 +212,16 @@ class _Transformers:
             logits = self._model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep,
                                  specviz_step=step).logits[0]
         return logits[:len(wanted)], torch.cat([seen[index] for index in taps], -1) if taps else None
+
+    def head(self, hidden: Tensor) -> Tensor:
+        config, logits = self._model.config.get_text_config(), self._model.get_output_embeddings()(hidden)
+        if divisor := getattr(config, "logits_scaling", None):          # Granite
+            logits = logits / divisor
+        if factor := getattr(config, "logit_scale", None):              # Cohere
+            logits = logits * factor
+        if cap := getattr(config, "final_logit_softcapping", None):     # Gemma 2
+            logits = torch.tanh(logits / cap) * cap
+        return logits
 
     @contextmanager
     def _only(self, num_layers: int) -> Any:
