@@ -14,10 +14,15 @@ from transformers import PreTrainedTokenizerBase
 from .default_model import Progress, is_prepared
 from .errors import LoadError, VocabularyMismatch
 from .loading import Loaded, load_target
+from .machine import available
+from .memory import MAX_CONTEXT, Estimate, Shape, Sizes, estimate, shortage, sizes_of
+from .placement import QUANTIZATIONS
+from .sources import describe
 
-__all__ = ["Catalog", "ChatCard", "TargetCard", "check_vocabulary"]
+__all__ = ["Catalog", "ChatCard", "HeadsCard", "PackedCard", "TargetCard", "check_vocabulary", "first_difference"]
 
 MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
+TYPES = {"str": str, "int": int, "bool": bool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +35,26 @@ class ChatCard:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedCard:
+    """A checkpoint of the target whose weights bitsandbytes has packed already: a smaller download, for CUDA only."""
+    source: str
+    quantization: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsCard:
+    """Drafting heads that somebody has published for the target. kind: "medusa", "eagle" or "eagle3"."""
+    source: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class TargetCard:
     """One file models/*.toml, table [target].
 
-    Sizes in bytes; memory_bytes is the weights in float32. draft_sources: draft models that share the vocabulary, best first.
+    Sizes in bytes. vram_gb: the smallest common graphics card that holds it in some quantization, 0 for a model meant for the CPU.
+    draft_sources: draft models that share the vocabulary, best first. gated: its owner asks for an account and accepted terms.
+    download_bytes, disk_bytes: 0 where nobody looked; see `fetch_bytes`.
     """
     id: str
     name: str
@@ -43,13 +64,29 @@ class TargetCard:
     model_type: str
     num_parameters: int
     context_length: int
-    memory_bytes: int
+    shape: Shape
     chat: ChatCard
     summary: str = ""
+    gated: bool = False
+    vram_gb: int = 0
     download_bytes: int = 0
     disk_bytes: int = 0
     weights_sha256: str = ""
     draft_sources: tuple[str, ...] = ()
+    packed: tuple[PackedCard, ...] = ()
+    heads: tuple[HeadsCard, ...] = ()
+    default_method: str = "prompt_lookup"
+
+    @property
+    def fetch_bytes(self) -> int:
+        """The download: as measured, or two bytes for each weight, as checkpoints of chat models have."""
+        return self.download_bytes or 2 * self.num_parameters
+
+    def estimate(self, quantization: str = "none", *, device: str = "cpu", context: int = MAX_CONTEXT, drafter: TargetCard | None = None
+                 ) -> Estimate:
+        """Memory on a device of this kind, see `memory.estimate`."""
+        return estimate(self.shape, quantization, min(context, self.context_length), device=device,
+                        drafter=drafter.shape if drafter is not None else None)
 
 
 class Catalog:
@@ -63,21 +100,29 @@ class Catalog:
         """The card with this id, name or source."""
         return next((card for card in self.targets if name in (card.id, card.name, card.source)), None)
 
-    def reason(self, card: TargetCard) -> str:
-        """Why a target cannot run on this machine's CPU now, "" if it can."""
-        import psutil
+    def reason(self, card: TargetCard, *, device: str = "cpu", quantization: str | None = None, drafter: TargetCard | None = None) -> str:
+        """Why a target cannot run on this machine now, "" if it can. quantization: None tries all that the device has."""
         if card.source == "default" and self.offline and not is_prepared(self.cache_dir):
             return f"{card.name} has not been fetched yet, and --offline forbids it."
-        free_bytes = psutil.virtual_memory().available
-        if free_bytes < card.memory_bytes:
-            return f"{card.name} needs {card.memory_bytes / 1e9:.1f} GB of memory; {free_bytes / 1e9:.1f} GB are free."
-        return ""
+        free_bytes, kind = available(device), device.partition(":")[0]
+        sentences = [shortage(card.name, card.estimate(each, device=kind, drafter=drafter), free_bytes, f"{device}, {each}")
+                     for each in ([quantization] if quantization is not None else QUANTIZATIONS[kind])]
+        return "" if "" in sentences else sentences[-1]
+
+    def sizes(self, name: str, *, progress: Progress | None = None) -> Sizes:
+        """What a model holds, from its card or from its small files, which may be fetched. Raises what `describe` raises."""
+        if (card := self.card(name)) is not None:
+            return sizes_of(card.shape)
+        described = describe(name, cache_dir=self.cache_dir, offline=self.offline, progress=progress)
+        return sizes_of(described.config())
 
     def open_target(self, name: str = "default", *, device: str = "auto", dtype: str = "auto", quantization: str = "none",
-                    progress: Progress | None = None) -> Loaded:
-        """Load a target by card or by anything `load_target` takes. Raises what `load_target` raises."""
+                    draft: str | None = None, progress: Progress | None = None) -> Loaded:
+        """Load a target by card or by anything `load_target` takes. draft: what will be opened next and must fit beside it. Raises what
+        `load_target` raises."""
         card = self.card(name)
-        return load_target(card.source if card is not None else name, device=device, dtype=dtype, quantization=quantization,
+        drafter = self.sizes(draft, progress=progress) if draft is not None else None
+        return load_target(card.source if card is not None else name, device=device, dtype=dtype, quantization=quantization, drafter=drafter,
                            cache_dir=self.cache_dir, offline=self.offline, progress=progress)
 
     def open_draft(self, name: str, target: Loaded, *, quantization: str = "none", progress: Progress | None = None) -> Loaded:
@@ -95,14 +140,20 @@ def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
     Contents count, not sizes: added tokens behind the end of the shorter vocabulary and padding are no difference. (The drafter must still
     not be fed an id beyond its own embedding table.)
     """
+    if difference := first_difference(target, draft):
+        raise VocabularyMismatch(f"The draft model has another vocabulary: {difference}; choose a draft model of the target's family.")
+
+
+def first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> str:
+    """The first token by which two vocabularies differ, in words; "" for vocabularies that agree as `check_vocabulary` means it."""
     target_tokens, draft_tokens = tokens_by_id(target), tokens_by_id(draft)
     shorter = min(max(target_tokens, default=-1), max(draft_tokens, default=-1))
     for token_id in sorted(target_tokens.keys() | draft_tokens.keys()):
         ours, theirs = target_tokens.get(token_id), draft_tokens.get(token_id)
         is_tail = token_id > shorter and (token_id in target.added_tokens_decoder or token_id in draft.added_tokens_decoder)
         if ours != theirs and not is_tail:
-            raise VocabularyMismatch(f"The draft model has another vocabulary: token {token_id} is {shown(ours)} for the target and "
-                                     f"{shown(theirs)} for the draft model; choose a draft model of the target's family.")
+            return f"token {token_id} is {shown(ours)} for the target and {shown(theirs)} for the draft model"
+    return ""
 
 
 def tokens_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
@@ -119,8 +170,15 @@ def read_card(path: Path) -> TargetCard:
         table = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
         raise LoadError(f"The model card {path.name} cannot be read or has no [target] table ({error}).") from error
-    chat = build(ChatCard, dict(table).pop("chat", None), f"{path.name}, [target.chat]")
-    return build(TargetCard, {**table, "chat": chat}, f"{path.name}, [target]")
+    where = f"{path.name}, [target"
+    tables = dict(table)
+    parts = {"chat": build(ChatCard, tables.pop("chat", None), f"{where}.chat]"), "shape": build(Shape, tables.pop("shape", None), f"{where}.shape]")}
+    for name, kind in (("packed", PackedCard), ("heads", HeadsCard)):
+        rows = tables.pop(name, [])
+        if not isinstance(rows, list):
+            raise LoadError(f"The model card {where}.{name}] is one table; write [[target.{name}]].")
+        parts[name] = [build(kind, row, f"{where}.{name}]") for row in rows]
+    return build(TargetCard, {**tables, **parts}, f"{where}]")
 
 
 def build(card_type: type, table: Any, where: str) -> Any:
@@ -134,8 +192,8 @@ def build(card_type: type, table: Any, where: str) -> Any:
         problem = f"does not know the entry {wrong[0]!r}" if wrong else f"lacks the entry {missing[0]!r}"
         raise LoadError(f"The model card {where} {problem}; expected {', '.join(known)}.")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-    types = {"str": str, "int": int, "tuple[str, ...]": tuple, "ChatCard": ChatCard}
     for name, value in values.items():
-        if not isinstance(value, types[known[name].type]):
+        declared = str(known[name].type)
+        if type(value) is not (tuple if declared.startswith("tuple") else TYPES.get(declared, type(value))):
             raise LoadError(f"The model card {where}: {name} is {value!r}, expected {known[name].type}.")
     return card_type(**values)

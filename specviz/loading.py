@@ -132,8 +132,9 @@ def check_memory(described: Described, config: PretrainedConfig, placement: Plac
     context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
     quantization = placement.quantization if quantizes_while_loading(placement) or placement.dtype == torch.float32 else "none"
     needed = estimate(sizes, quantization, context, device=placement.device.type, dtype=placement.dtype, drafter=drafter)
-    if described.kind == "gguf":                  # transformers holds the unpacked tensors and the model at once, on the CPU
-        unpacked = count_gguf_weights(described.path) * (4 + placement.dtype.itemsize)
+    if described.kind == "gguf":                  # unpacked to float32 first, on the CPU
+        width = 4 + (0 if placement.dtype == torch.float32 else placement.dtype.itemsize)
+        unpacked = count_gguf_weights(described.path) * width
         require_memory(described.name, replace(needed, loading_bytes=unpacked), available("cpu"), f"cpu, {precision_name(placement)}")
     free_bytes = available(placement.device)
     if placement.spread:

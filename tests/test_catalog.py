@@ -17,8 +17,16 @@ origin = "made here"
 model_type = "llama"
 num_parameters = 1
 context_length = 512
-memory_bytes = 1
 {extra}
+[target.shape]
+vocab_size = 384
+hidden_size = 64
+intermediate_size = 128
+num_layers = 3
+num_heads = 8
+num_kv_heads = 2
+head_dim = 8
+tied = false
 [target.chat]
 template = "ChatML"
 """
@@ -30,7 +38,7 @@ def test_shipped_cards_read_and_default_agrees_with_the_download():
     assert len({card.id for card in catalog.targets}) == len(catalog.targets) > 0
     card = catalog.card("default")
     assert (card.weights_sha256, card.download_bytes, card.name) == (DEFAULT.gguf_sha256, DEFAULT.wheel_bytes, DEFAULT.name)
-    assert card.disk_bytes <= DEFAULT.disk_bytes and card.memory_bytes == 4 * card.num_parameters
+    assert card.disk_bytes <= DEFAULT.disk_bytes
     assert DEFAULT.requirement.replace("==", " ") in card.origin
 
 
@@ -55,10 +63,11 @@ def test_target_opens_by_card_and_draft_is_checked(tmp_path):
 def test_reason_names_what_is_missing(tmp_path):
     """A target that needs more memory than there is, or a download that is forbidden, says so."""
     (tmp_path / "a.toml").write_text(CARD.format(source="default", extra=""))
-    (tmp_path / "b.toml").write_text(CARD.format(source="x/y", extra="").replace("memory_bytes = 1", f"memory_bytes = {10 ** 16}"))
+    (tmp_path / "b.toml").write_text(CARD.format(source="x/y", extra="").replace("hidden_size = 64", "hidden_size = 64_000_000_000"))
     catalog = Catalog(tmp_path, cache_dir=tmp_path / "cache", offline=True)
     assert "--offline" in catalog.reason(catalog.targets[0])
-    assert "10000000.0 GB" in catalog.reason(catalog.targets[1])
+    assert "Tiny needs about 616,192 GB (cpu, int8: weights" in catalog.reason(catalog.targets[1])
+    assert "cpu, none" in catalog.reason(catalog.targets[1], quantization="none")
 
 
 @pytest.mark.parametrize(("text", "message"), [
