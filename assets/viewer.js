@@ -38,8 +38,10 @@ const WORDS = {
   inferred: 'inferred from the stream', aggregate: 'counts of a whole answer',
   phases: {draft_ms: 'draft', verify_ms: 'verify', other_ms: 'other'}, msOf: '{a} ms',
   columns: {token: 'draft token', probs: 'target p over drafter q', probsT1: 'p over q, at temperature 1',
-      accept: 'u against min(1, p/q)', argmax: 'is it the argmax?'},
-  yesArgmax: 'yes, the argmax', noArgmax: 'no, not the argmax', uBelow: 'u {u} < {a}', uAbove: 'u {u} ≥ {a}', noU: 'min(1, p/q) = {a}', 
+      accept: 'u against min(1, p/q)', argmax: 'is it the argmax?',
+      'shared-noise': 'is it the target’s own draw?', block: 'u against h of the block it ends', typical: 'is p above the threshold?'},
+  byRule: 'This draft branches, so it was judged by {rule}.',
+  yesArgmax: 'yes, the argmax', noArgmax: 'no, not the argmax', uBelow: 'u {u} < {a}', uAbove: 'u {u} ≥ {a}', noU: 'chance {a}',
   notJudged: 'Not judged: they continue a rejected token', notJudgedTree: '{n} more nodes were not judged: their parents were not accepted',
   conditional: 'p supposes it had been kept.', windowNodes: '{n} nodes belong to the lookahead window and are never judged',
   unknownNodes: 'This engine tells how many drafts were accepted, but neither the rejected tokens nor their probabilities.',
@@ -69,8 +71,11 @@ const WORDS = {
   tieWhy: 'Speculative: “{a}”, plain: “{b}”; the target’s two best tokens were {margin} apart in log-probability, within rounding.',
   differs: 'Differs from plain decoding at token {n}',
       differsWhy: 'Speculative: “{a}”, plain: “{b}”; margin {margin} in log-probability, more than rounding: please report the trace.',
+  sameDraws: 'Identical to plain sampling with this seed: {tokens}/{of} tokens',
+      drawsDiffer: 'Differs from plain sampling with this seed at token {n}',
+      drawsWhy: 'Shared noise: “{a}”, plain: “{b}”. Rounding between differently shaped passes can change a draw.',
   sampling: 'Sampling: same distribution as plain decoding, texts may differ', measuring: 'Measuring plain decoding: {n} tokens',
-      lossy: 'This method does not promise the target’s distribution',
+      lossy: 'Lossy verification: the text does not follow the target’s distribution',
   repeating: 'Repeating text, not representative: a loop is easy to draft and inflates acceptance and speed-up.',
   sharedNote: 'Some steps were shared with other answers, so their times say nothing about this one alone; the speed-up is withheld.',
   lost: '{n} messages did not arrive; counts may be too low until the run ends.', requested: 'Asked for {a}, running with {b}.',
@@ -176,7 +181,7 @@ const SHAPES = {              // field: type, "!" where it must be there, "?" wh
   step: {kind: 'kind!', t0_ms: 'time!', draft_ms: 'ms!', verify_ms: 'ms!', other_ms: 'ms!', nodes: '[node', emitted: '[emitted',
       draft_stop: 'text', kv: '{cache', num_rows: 'int', record_ms: 'ms', top: '[top', residual: '[residual',
          source: 'source', num_drafted: 'int?', num_accepted: 'int?', server_ms: 'ms?', num_prompt_tokens: 'int', num_reused: 'int',
-         draft_by: 'text', num_pooled: 'int?'},
+         draft_by: 'text', num_pooled: 'int?', rule: 'text'},
   node: {id: 'int!?', text: 'text!', parent: 'from-1!', state: 'state!', q: 'prob?', p: 'prob?', accept_prob: 'prob?', u: 'prob?',
       p_t1: 'prob?', q_t1: 'prob?', score: 'number?'},
   emitted: {id: 'int!?', text: 'text!', origin: 'origin!', num_tokens: 'int'},
@@ -417,8 +422,10 @@ function decisionList(step, run) {
     return out;
   }
   if (!nodes.length) { say1(numDrafted(step) ? WORDS.unknownNodes : WORDS.noNodes); return out; }
-  const {token, probs, probsT1, accept, argmax} = WORDS.columns;
-  out.append(box('sv-row sv-row-head', ...[token, greedy ? probsT1 : probs, greedy ? argmax : accept].map(text => el('span', null, text))));
+  const {token, probs, probsT1, accept, argmax} = WORDS.columns, rule = step.rule || run.meta.verification,
+      verdict = Object.hasOwn(WORDS.columns, rule) ? WORDS.columns[rule] : accept;
+  if (step.rule) say1(say(WORDS.byRule, {rule: step.rule}));
+  out.append(box('sv-row sv-row-head', ...[token, greedy ? probsT1 : probs, greedy ? argmax : verdict].map(text => el('span', null, text))));
   let numUnjudged = 0;
   nodes.forEach((node, i) => {
     if (node.state === 'window') return;
@@ -967,15 +974,16 @@ function mount(root, options) {
 
   function badgeOf(compare) {
     if (!compare) return run.plain.length && !run.reason && size() ? ['wait', say(WORDS.measuring, {n: run.plain.length})] : null;
-    if (compare.mode === 'sampling') return ['neutral', WORDS.sampling];
-    const {tokens, of} = compare;
-    if (compare.mode !== 'greedy' || compare.identical === null || !of) return null;
+    if (compare.mode === 'sampling' || compare.mode === 'lossy') return ['neutral', WORDS[compare.mode]];
+    const {tokens, of} = compare, draws = compare.mode === 'shared-noise';
+    if (!draws && compare.mode !== 'greedy' || compare.identical === null || !of) return null;
     if (compare.identical) return compare.partial ? ['same', say(WORDS.partial, {tokens, of})]
-        : ['same', say(WORDS.identical, {tokens, of})];
+        : ['same', say(draws ? WORDS.sameDraws : WORDS.identical, {tokens, of})];
     const quote = token => token && typeof token.text === 'string' ? shown(token.text) || '␣' : WORDS.dash,
         margin = finite(compare.margin) ? compare.margin.toPrecision(2) : WORDS.dash;
     const values = {n: finite(compare.index) ? compare.index + 1 : WORDS.dash, a: quote(compare.speculative), b: quote(compare.plain),
         margin};
+    if (draws) return ['differs', say(WORDS.drawsDiffer, values), say(WORDS.drawsWhy, values)];
     return compare.tie ? ['neutral', say(WORDS.tie, values), say(WORDS.tieWhy, values)]
         : ['differs', say(WORDS.differs, values), say(WORDS.differsWhy, values)];
   }

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .engine.drafting import Drafter, DraftSettings
+from .engine.rules import RULES
 from .engine.sequence import TextSink
 from .errors import Busy, NotEnoughMemory, SpecvizError
 from .opening import Opened
@@ -228,7 +229,7 @@ class Driver:
         try:
             job.request_id = self.opened.engine.add(
                 job.prompt, job.request.sampling, job.drafter, DraftSettings(job.k), job.sink, eos_ids=self.opened.eos_ids,
-                scope=job.request.conversation, keep_probs=job.request.keep_probs or job.alone)
+                scope=job.request.conversation, keep_probs=job.request.keep_probs or job.alone, rule=RULES[job.request.verification])
         except SpecvizError as error:
             job.events.put(error)
             self._end(job, "error")

@@ -104,19 +104,25 @@ def compare(trace: Trace) -> dict[str, Any]:
     Greedy: {"mode": "greedy", "identical", "tokens", "of", "partial"}: the first `tokens` of the `of` tokens that both runs have are
     equal; `partial` is True where one run is longer ("identical so far"). After a divergence also {"index", "speculative": {"id",
     "text"}, "plain": {"id", "text"}, "margin", "tie"}: `margin` is the target's top-2 gap there, `tie` whether it is small enough to be
-    rounding. `identical` is None where nothing was compared: no plain run, or unknown token ids. Sampling: {"mode": "sampling"}, since
-    texts may differ while the distribution is the same.
+    rounding. `identical` is None where nothing was compared: no plain run, or unknown token ids. Sampling under a rule that promises the
+    very text of plain sampling with the same seed is compared in the same way, as mode "shared-noise"; its margins are unknown, since
+    they depend on the noise. Other sampling: {"mode": "sampling"}, since texts may differ while the distribution is the same. A rule that
+    promises nothing: {"mode": "lossy"}, whatever the texts are.
     """
     sampling = trace.meta.get("sampling")
     temperature = (sampling if isinstance(sampling, dict) else trace.meta).get("temperature")
-    if temperature != 0:
+    promise = trace.meta.get("promise", "distribution")
+    if promise == "nothing":
+        return {"mode": "lossy"}
+    if temperature is None or temperature != 0 and promise != "text":
         return {"mode": "sampling" if temperature is not None else "unknown"}
+    mode = "greedy" if temperature == 0 else "shared-noise"
     answer = [token for step in trace.steps for token in step.emitted]
     both = list(zip(answer, trace.plain))
     if not both or any(ours.id is None or plain.id is None for ours, plain in both):
-        return {"mode": "greedy", "identical": None, "tokens": 0, "of": 0, "partial": True}
+        return {"mode": mode, "identical": None, "tokens": 0, "of": 0, "partial": True}
     index = next((i for i, (ours, plain) in enumerate(both) if ours.id != plain.id), None)
-    result = {"mode": "greedy", "identical": index is None, "tokens": len(both) if index is None else index, "of": len(both),
+    result = {"mode": mode, "identical": index is None, "tokens": len(both) if index is None else index, "of": len(both),
               "partial": len(answer) != len(trace.plain)}
     if index is not None:
         ours, plain = both[index]
@@ -287,6 +293,17 @@ FORMULAS: dict[str, Formula] = {
                            "After a rejected sibling, p is what is left of the target's distribution."),
     "residual": Formula("residual distribution", "max(p - q, 0), divided by its sum", f"{_LEVIATHAN}, Algorithm 1",
                         "The correction is drawn from it; this is what makes the output follow the target exactly."),
+    "rejection": Formula("rejection", "accept x with chance min(1, p(x) / q(x)), else draw from max(p - q, 0), divided by its sum",
+                         f"{_LEVIATHAN}, Algorithm 1; Chen et al. 2023, arXiv 2302.01318",
+                         "The text follows the target's distribution exactly."),
+    "shared-noise": Formula("shared noise", "accept x if x = argmax p / e, with the noise e of this seed and position; draft: argmax q / e",
+                            "Daliri et al. 2024, arXiv 2408.07978",
+                            "The text is plain sampling's own with this seed, token for token."),
+    "block": Formula("block verification", "keep the longest block i with u_i < h_i = s / (s + 1 - r_i); r_i = min(r_(i-1) p / q, 1), "
+                     "s = sum of max(r_i p - q, 0); the last of K: h_K = r_K", "Sun et al. 2024, arXiv 2403.10444, Algorithm 2",
+                     "Chains only. The text follows the target's distribution exactly, and no fewer tokens are accepted on average."),
+    "typical": Formula("typical acceptance", "accept x if p(x) > min(0.09, 0.3 exp(-H(p)))", "Cai et al. 2024, arXiv 2401.10774",
+                       "LOSSY: the text does not follow the target's distribution."),
     "expected_tokens": Formula("expected tokens per step", "(1 - alpha^(K+1)) / (1 - alpha)", f"{_LEVIATHAN}, equation 1",
                                "For a chain of K drafted tokens with the same alpha everywhere."),
     "predicted_speed_up": Formula("predicted speed-up", "E / (K c + v(K+1) + o)", f"{_LEVIATHAN}, Theorem 3.8; verification measured",

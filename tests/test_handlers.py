@@ -17,7 +17,8 @@ from specviz.ui.visits import Screen
 
 LOOK = dict(zip(Screen.FIELDS, range(len(Screen.FIELDS))))
 DEFAULTS = dict(system="", method="prompt_lookup", k=5, greedy=True, temperature=0.8, top_k=0, top_p=0.95, min_p=0.0,
-                repetition_penalty=1.0, seed=0, max_new_tokens=256, stop="", measure_plain=True, keep_probs=True)
+                repetition_penalty=1.0, seed=0, max_new_tokens=256, stop="", measure_plain=True, keep_probs=True,
+                verification="rejection")
 
 
 class Handlers(PageHandlers):
@@ -339,6 +340,18 @@ def test_status_says_whether_speculation_works_and_why_not():
     assert strings.speculation_state("plain", [0] * 20, "") == "off: the method is plain decoding"
     assert strings.speculation_state("prompt_lookup", [0] * 8, "no match") == "paused: no match"
     assert strings.speculation_state("prompt_lookup", [0] * 7 + [3], "no match") == "active"
+
+
+def test_the_chosen_verification_reaches_the_engine_and_the_status_line():
+    """The menu's value is in the request; a rule that is not the usual one stands in the status line, a lossy one with that word."""
+    for rule, word in (("rejection", None), ("shared-noise", "Shared noise"), ("typical", "Typical acceptance (lossy)")):
+        service = FakeService()
+        screens = list(Handlers(service).respond(visitor(), [question("Go")], *values(verification=rule)))
+        assert service.requests[-1].verification == rule
+        lines = [line for line in seen(screens, "status") if "measuring" not in line]
+        assert all((word in line) if word else ("acceptance" not in line and "noise" not in line) for line in lines)
+        assert word is None or word in messages(screens)[-1]["status"]
+        assert (messages(screens)[-1]["compare"]["mode"] == "lossy") == (rule == "typical")
 
 
 def test_status_and_notice_escape_what_they_show():

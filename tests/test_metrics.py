@@ -146,6 +146,21 @@ def test_greedy_texts_are_compared_token_by_token():
             "speculative": {"id": 14, "text": " 14"}, "plain": {"id": 99, "text": " z"}, "margin": margin, "tie": tie}
 
 
+def test_the_very_text_of_plain_sampling_is_compared_where_the_rule_promises_it():
+    """A rule that promises plain sampling's tokens is compared at any temperature; without that promise sampling is not, and a lossy rule
+    never claims identity, not even for equal greedy texts."""
+    trace = run()
+    hot = {"sampling": {"temperature": 0.7}}
+    same = {"mode": "shared-noise", "identical": True, "tokens": 7, "of": 7, "partial": False}
+    assert compare(replace(trace, meta=hot | {"promise": "text"})) == same
+    assert compare(replace(trace, meta=hot | {"promise": "distribution"})) == {"mode": "sampling"}
+    other = replace(trace, meta=hot | {"promise": "text"}, plain=trace.plain[:4] + (PlainToken(99, " z", 16.0, 4.0),) + trace.plain[5:])
+    assert compare(other)["identical"] is False and compare(other)["index"] == 4 and compare(other)["tie"] is False
+    assert compare(replace(trace, meta=trace.meta | {"promise": "text"}))["mode"] == "greedy"
+    for meta in (hot, {"sampling": {"temperature": 0}}):
+        assert compare(replace(trace, meta=meta | {"promise": "nothing"})) == {"mode": "lossy"}
+
+
 def test_what_cannot_be_compared_is_not():
     """Sampling compares nothing; without a plain run or without ids there is no claim either way."""
     trace = run()

@@ -250,3 +250,25 @@ def test_records_of_every_rule_are_readable(rule, method):
     from specviz.trace import Trace, dumps, loads
     result = Lab(likeness=0.97).run(repeating_prompt(12), method, rule=rule, temperature=0.7, seed=2, max_new_tokens=30)
     assert len(loads(dumps(Trace({"verification": rule}, tuple(result.steps)))).steps) == len(result.steps)
+
+
+def test_the_menu_names_every_rule_and_calls_the_lossy_one_lossy():
+    """The page's words and the formulas know exactly the engine's rules; where the promise is nothing, menu, note and formula say LOSSY."""
+    from specviz.metrics import FORMULAS
+    from specviz.ui.strings import VERIFICATIONS, verification_note, verification_word
+    assert list(VERIFICATIONS) == list(RULES) and set(RULES) <= set(FORMULAS)
+    for name, rule in RULES.items():
+        label, note = VERIFICATIONS[name]
+        assert ("lossy" in label) == ("LOSSY" in note) == ("LOSSY" in FORMULAS[name].note) == (not rule.lossless)
+        assert verification_note(name) == note and rule.source.rpartition("arXiv ")[2] in FORMULAS[name].source
+        assert verification_word({"verification": name}) == ("" if name == "rejection" else label.partition(":")[0])
+    assert verification_word({}) == "" and verification_word({"verification": "<b>"}) == "<b>"
+
+
+def test_a_lossy_run_says_so_in_every_figure():
+    """The charts' titles of a run whose rule promises nothing, and of no other."""
+    from specviz.ui.viewer import start_body
+    def titles(meta):
+        return [figure["layout"]["title"]["text"] for theme in start_body(meta, "active")["figures"].values() for figure in theme.values()]
+    assert all("lossy" in title for title in titles({"promise": "nothing"})) and len(titles({})) == 6
+    assert not any("lossy" in title for meta in ({}, {"promise": "text"}) for title in titles(meta))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -172,6 +173,27 @@ def test_a_failing_step_ends_the_answer_not_the_service(service, monkeypatch):
     monkeypatch.undo()
     assert len(list(service.submit(ask(method="plain")))) == 40
     assert len(service._opened.parts.cache) <= 5
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model", "early_exit"])
+def test_shared_noise_is_compared_token_by_token(service, method):
+    """A sampled run under shared noise is identical to the plain run measured after it, in two parts; the trace says why it may claim so."""
+    run = service.submit(replace(ask(method=method, temperature=1.2, seed=5), verification="shared-noise"))
+    assert list(run) and list(run.measure_plain(13)) and list(run.measure_plain(100))
+    trace = loads(dumps(run.trace()))
+    assert trace.compare == {"mode": "shared-noise", "identical": True, "tokens": 40, "of": 40, "partial": False}
+    assert (trace.meta["verification"], trace.meta["promise"], trace.meta["config"]["lossless"]) == ("shared-noise", "text", True)
+
+
+def test_a_lossy_rule_is_labelled_and_an_unknown_one_refused(service):
+    """The trace of a lossy run says so and claims no identity even where the texts agree; the refusal names the rules there are."""
+    run = service.submit(replace(ask(), verification="typical"))
+    assert list(run) and list(run.measure_plain(100))
+    trace = run.trace()
+    assert (trace.meta["verification"], trace.meta["promise"], trace.meta["config"]["lossless"]) == ("typical", "nothing", False)
+    assert trace.compare == {"mode": "lossy"}
+    with pytest.raises(InputError, match="'luck'.*rejection, shared-noise, block, typical"):
+        service.submit(replace(ask(), verification="luck"))
 
 
 def test_many_at_once_are_served_and_too_many_refused(service):

@@ -40,7 +40,8 @@ def shared(draft: Draft, target_probs: Seq[Any], noise: Noise, position: int) ->
     """Draw the target's own token at every parent; a child is accepted if it is that token. Arguments and result as of `verify`.
 
     The emitted tokens are those that plain sampling draws with this noise, whatever the draft was. Drafts that were drawn with the same
-    noise (`SharedNoise`) are accepted often: both sides take the argmax of probability over the same e (the Gumbel-max coupling).
+    noise (`SharedNoise`) are accepted often: both sides take the argmax of probability over the same e (the Gumbel-max coupling). Daliri et
+    al. 2024, arXiv 2408.07978.
     """
     path: list[int] = []
     judgements: list[Judgement] = []
@@ -161,7 +162,7 @@ REJECTION = Rule("rejection", "distribution", "Leviathan et al. 2023, arXiv 2211
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in (
     REJECTION,
-    Rule("shared-noise", "text", "the Gumbel-max rule, with noise keyed by seed and position for draft and target", shared, SharedNoise),
+    Rule("shared-noise", "text", "Daliri et al. 2024, arXiv 2408.07978", shared, SharedNoise),
     Rule("block", "distribution", "Sun et al. 2024, arXiv 2403.10444", block),
     Rule("typical", "nothing", "Cai et al. 2024, arXiv 2401.10774", typical),
 )}

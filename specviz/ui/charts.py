@@ -101,7 +101,13 @@ def progress(colours: dict[str, str]) -> go.Figure:
     return figure
 
 
-def figures() -> dict[str, dict[str, Any]]:
-    """{"light": {name: figure}, "dark": {name: figure}} as JSON-ready dicts with empty series, about 9 kB altogether."""
-    return {theme: {make.__name__: json.loads(make(colours).to_json()) for make in (acceptance, latency, progress)}
-            for theme, colours in PALETTES.items()}
+def figures(lossy: bool = False) -> dict[str, dict[str, Any]]:
+    """{"light": {name: figure}, "dark": {name: figure}} as JSON-ready dicts with empty series, about 9 kB altogether.
+
+    lossy: the run's verification does not keep the target's distribution; every title says so.
+    """
+    def data(figure: go.Figure) -> dict[str, Any]:
+        if lossy:
+            figure.layout.title.text += " · lossy verification"
+        return json.loads(figure.to_json())
+    return {theme: {make.__name__: data(make(colours)) for make in (acceptance, latency, progress)} for theme, colours in PALETTES.items()}

@@ -31,6 +31,7 @@ class Settings:
     stop: str
     measure_plain: bool
     keep_probs: bool
+    verification: str = "rejection"
 
     def request(self, messages: Sequence[Message], conversation: str) -> ChatRequest:
         """messages: the turns so far. conversation: whose they are. Raises InputError where a field is empty or out of range."""
@@ -46,7 +47,8 @@ class Settings:
             top_p=1.0 if self.greedy else self.top_p, min_p=0.0 if self.greedy else self.min_p, repetition_penalty=self.repetition_penalty,
             seed=int(self.seed), max_new_tokens=int(self.max_new_tokens), stop=_stop_strings(self.stop))
         system = [{"role": "system", "content": self.system.strip()}] if self.system and self.system.strip() else []
-        return ChatRequest((*system, *messages), sampling, self.method, int(self.k), self.keep_probs, conversation)
+        return ChatRequest((*system, *messages), sampling, self.method, int(self.k), self.keep_probs, conversation,
+                           verification=self.verification)
 
 
 def _stop_strings(text: str | None) -> tuple[str, ...]:

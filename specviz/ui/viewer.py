@@ -66,7 +66,8 @@ class Viewer(gr.HTML):
 def start_body(meta: dict[str, Any], status: str, *, note: str = "") -> dict[str, Any]:
     """What a `start` message holds besides its envelope: for `Slicer.start`. `status` is the status line, beginning with its state
     ("active", "off: <reason>", "paused: <reason>", "waiting: ...", "recorded"); `note` is one sentence shown under it."""
-    return {"meta": meta, "status": status, "figures": charts.figures(), "plotly": plotly_address(), "formulas": formulas()} | (
+    figures = charts.figures(lossy=meta.get("promise") == "nothing")
+    return {"meta": meta, "status": status, "figures": figures, "plotly": plotly_address(), "formulas": formulas()} | (
         {"note": note} if note else {})
 
 
