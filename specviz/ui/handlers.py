@@ -241,7 +241,7 @@ class Handlers:
     # ---- the public endpoint ----------------------------------------------------------------------------------------------------
 
     def generate(self, prompt: str, system_prompt: str = "", method: str = "", k: int = 5, temperature: float = 0.0, seed: int = 0,
-                 max_new_tokens: int = 256) -> Iterator[dict[str, Any]]:
+                 max_new_tokens: int = 256, verification: str = "rejection") -> Iterator[dict[str, Any]]:
         """Answer one prompt; yields {text, stats, trace}, where stats and trace are null until the last one.
 
         Args:
@@ -259,7 +259,7 @@ class Handlers:
                 raise InputError("prompt is empty; expected a text.")
             settings = Settings(system_prompt, method or self.service.default_method() or "plain", k, temperature == 0, temperature,
                                 top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=seed, max_new_tokens=max_new_tokens, stop="",
-                                measure_plain=False, keep_probs=False)
+                                measure_plain=False, keep_probs=False, verification=verification)
             run = self.service.submit(settings.request([{"role": "user", "content": prompt}], uuid.uuid4().hex))
             pace = Pace(CHAT_S, self._clock)
             for _ in run:
@@ -273,6 +273,7 @@ class Handlers:
             if run is not None:
                 run.cancel()
 
+            verification: how drafts are judged: rejection, shared-noise, block or typical (lossy).
     # ---- controls ---------------------------------------------------------------------------------------------------------------
 
     def load(self) -> Iterator[tuple[Any, Any, Any]]:
@@ -367,3 +368,4 @@ def _sentence(error: Exception) -> str:
 
 def _num_drafted(step: StepTrace) -> int:
     return len(step.nodes) if step.num_drafted is None else step.num_drafted
+        result = [strings.verification_word(run.meta), *result]

@@ -5,8 +5,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["EMPTY_CHAT", "HEADLINE", "NAME", "configuration", "continue_label", "footer", "load_failed", "loading", "measuring",
-           "method_choice", "method_note", "outcome", "progress", "ready", "speculation_state", "status_html", "status_line"]
+__all__ = ["EMPTY_CHAT", "HEADLINE", "NAME", "VERIFICATIONS", "configuration", "continue_label", "dropped", "footer", "load_failed",
+           "loading", "measuring", "meter", "method_choice", "method_note", "not_kept", "outcome", "progress", "ready", "speculation_state", "status_html", "status_line", "unloaded",
+           "verification_note", "verification_word"]
 
 NAME = "specviz"
 HEADLINE = "A small guess, one big check: watch a language model speed up without changing what it says."
@@ -14,6 +15,19 @@ EMPTY_CHAT = "### Ask something\nEvery token of the answer is coloured by how it
 UNAVAILABLE = "unavailable"
 
 ENDINGS = {"length": "length limit reached", "stop": "stop string found", "cancelled": "stopped", "error": "ended by an error"}
+# Rules of verification: name, words for the menu, note below it. A test holds the names, and what is lossy, to the engine's table.
+VERIFICATIONS: dict[str, tuple[str, str]] = {
+    "rejection": ("Rejection sampling",
+                  "Accepts x with chance min(1, p/q), else draws from the residual. The distribution is the target's."),
+    "shared-noise": ("Shared noise: plain sampling's own text", "Target and drafter draw with the same noise; a guess counts if it is the "
+                     "target's own draw. The text is plain sampling's with this seed, token for token."),
+    "block": ("Block verification", "Judges a chain as a whole and keeps the longest block that passes. The distribution is the target's. "
+              "Trees are judged by rejection."),
+    "typical": ("Typical acceptance (lossy)", "LOSSY: keeps what is likely enough, p above min(0.09, 0.3·exp(−H)). Neither plain "
+                "sampling's text nor the target's distribution."),
+}
+CONTEXT_RULE = ("What the conversation fills of the model's context. Part of it stays free for the answer: the new tokens asked for, at most "
+                "a quarter. Where the rest is too small, the oldest turns leave the prompt; the system prompt stays.")
 WINDOW = 8                   # so many steps without a draft, one after the other, count as a pause
 
 
@@ -50,6 +64,21 @@ def ready(config: Mapping[str, Any]) -> str:
 
 def load_failed(message: str) -> str:
     return f"failed: {message.rstrip('.')}. Recorded runs can still be played."
+
+
+def verification_note(name: str | None) -> str:
+    """The line under the menu of verification rules."""
+    return VERIFICATIONS.get(name or "", ("", ""))[1]
+
+
+def verification_word(meta: Mapping[str, Any]) -> str:
+    """The rule's name for the status line; nothing for the usual one."""
+    name = str(meta.get("verification") or "rejection")
+    return "" if name == "rejection" else VERIFICATIONS.get(name, (name, ""))[0].partition(":")[0]
+
+
+def unloaded(message: str) -> str:
+    return f"unloaded: {message}"
 
 
 def speculation_state(method: str, drafted: Sequence[int], draft_stop: str) -> str:
