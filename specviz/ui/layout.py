@@ -144,7 +144,7 @@ def _controls(handlers: Handlers, k: int | None) -> tuple[list[Any], list[Any]]:
     method.change(handlers.method_note, method, note, **LIGHT)
     greedy.change(lambda on: [gr.update(interactive=not on)] * 4, greedy, [temperature, top_k, top_p, min_p], **LIGHT)
     fresh.click(None, None, seed, js="() => Math.floor(Math.random() * 2147483648)")
-    return ([system, method, length, greedy, temperature, top_k, top_p, min_p, penalty, seed, limit, stop, measure, keep],
+    return ([system, method, length, greedy, temperature, top_k, top_p, min_p, penalty, seed, limit, stop, measure, keep, rule],
             [method, note])
 
     rule.change(strings.verification_note, rule, rule_note, **LIGHT)
