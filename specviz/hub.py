@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from .gguf_file import brief
 from .machine import free_disk
 from .memory import gigabytes, require_disk
 
-__all__ = ["HubModel", "fetch_small_files", "fetch_weights", "is_hub_id", "page_url"]
+__all__ = ["HubModel", "fetch_files", "fetch_small_files", "fetch_weights", "is_hub_id", "page_url"]
 
 HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*(/[\w-][\w.-]*)?)(@(?P<revision>[\w./-]+))?")
 SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
@@ -68,6 +68,16 @@ def fetch_small_files(source: str, offline: bool) -> HubModel:
                                         endpoint=ENDPOINT, cache_dir=CACHE))
     missing = sum(size for name, size in weights.items() if not (folder / name).is_file())
     return HubModel(repo, folder.name, folder, missing)
+
+
+def fetch_files(source: str, offline: bool, patterns: Sequence[str]) -> Path:
+    """The snapshot's folder with the top-level files of these patterns, for repositories that are no whole models. Raises LoadError."""
+    match = HUB_ID.fullmatch(source)
+    assert match is not None
+    with _explained(source, match["repo"], offline):
+        from huggingface_hub import snapshot_download
+        return Path(snapshot_download(match["repo"], revision=match["revision"], local_files_only=offline, allow_patterns=list(patterns),
+                                      ignore_patterns=NOT_OURS, endpoint=ENDPOINT, cache_dir=CACHE))
 
 
 def fetch_weights(model: HubModel, offline: bool, progress: Callable[[str, float | None], None]) -> Path:

@@ -182,9 +182,7 @@ class LocalService:
             return []
         parts, infos = opened.parts, []
         for method in DRAFTERS.values():
-            reason = method.missing(parts)
-            note = "untrained: expect few accepted" if not reason and method.untrained(parts) else ""
-            infos.append(MethodInfo(method.name, method.label, method.summary, reason, note))
+            infos.append(MethodInfo(method.name, method.label, method.summary, method.missing(parts), method.note(parts)))
         return infos
 
     def default_method(self) -> str:
@@ -337,7 +335,7 @@ class LocalService:
     def _meta(self, opened: Opened, request: ChatRequest, prompt: list[int]) -> dict[str, Any]:
         config, sampling, rule = dict(opened.config), request.sampling, RULES[request.verification]
         return {
-            "target": config["target"], "drafter": config.get("drafter") if request.method == "draft_model" else None,
+            "target": config["target"], "drafter": opened.drafter_name(request.method),
             "method": request.method, "method_label": DRAFTERS[request.method].label,
             "config": {**config, "method": request.method, "k": request.k if request.method != "plain" else 0,
                        "lossless": rule.lossless},

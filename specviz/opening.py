@@ -6,21 +6,26 @@ from __future__ import annotations
 
 import platform
 import random
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .catalog import Catalog
-from .drafters import DRAFTERS, Parts
+from .drafters import DRAFTERS, Heads, Parts
+from .drafters.checkpoints import load_heads
+from .drafters.self_check import ANSWER, QUESTION, checked
 from .engine.drafting import Drafter
 from .engine.engine import Engine
 from .engine.linear import describe_machine
 from .engine.model import LanguageModel, Row
 from .engine.record import Recorder
+from .engine.smooth import CALIBRATION_TEXT
 from .engine.threads import choose_threads
 from .errors import InputError
+from .head_source import FoundHeads, find_heads
 from .loading import Loaded, choose_placement
 from .options import Options
 from .text import TextCodec, special_ids
@@ -28,6 +33,7 @@ from .text import TextCodec, special_ids
 __all__ = ["Opened", "open_engine"]
 
 _MAX_CONTEXT = 8192                # tokens per row; a longer context would only cost memory on the machines this is for
+_LAYERSKIP = re.compile(r"\bfacebook/layerskip-", re.IGNORECASE)
 _DEFAULT_METHOD = "prompt_lookup"  # needs nothing that was trained for the target
 
 
@@ -53,6 +59,13 @@ class Opened:
             self._drafters[name] = DRAFTERS[name].create(self.parts)
         return self._drafters[name]
 
+    def drafter_name(self, method: str) -> str | None:
+        """The heads or the model that a method cannot do without, by name; None if it needs none."""
+        row = DRAFTERS[method]
+        if row.heads:
+            return self.parts.heads[row.heads].name
+        return self.config.get("drafter") if row.missing(replace(self.parts, draft=None)) else None
+
 
 def open_engine(options: Options, progress: Callable[[str, float | None], None]) -> Opened:
     """Load and build everything that the options ask for. Raises SpecvizError children; runs in the thread that will use the model."""
@@ -60,9 +73,12 @@ def open_engine(options: Options, progress: Callable[[str, float | None], None])
         raise InputError(f"There is no drafting method {options.method!r}; --method takes one of {', '.join(DRAFTERS)}.")
     catalog = Catalog(cache_dir=options.cache_dir, offline=options.offline)
     quantization = _quantization(options)
+    found = find_heads(options.draft, offline=options.offline, progress=progress) if options.draft and not catalog.card(options.draft) else None
     loaded = catalog.open_target(options.target or "default", device=options.device, dtype=options.dtype, quantization=quantization,
-                                 progress=progress)
-    drafter_loaded = catalog.open_draft(options.draft, loaded, quantization=quantization, progress=progress) if options.draft else None
+                                 draft=options.draft if found is None else None, progress=progress)
+    drafter_loaded = None
+    if options.draft and found is None:
+        drafter_loaded = catalog.open_draft(options.draft, loaded, quantization=quantization, progress=progress)
     progress("Preparing the model for this machine", None)
     target = _language_model(loaded)
     draft = _language_model(drafter_loaded) if drafter_loaded else None
@@ -70,12 +86,15 @@ def open_engine(options: Options, progress: Callable[[str, float | None], None])
     threads = _choose_threads(target, options.threads)
     codec = TextCodec(loaded.tokenizer)
     eos_ids = frozenset(loaded.eos_ids)
-    parts = Parts(target, cache, draft, marker_ids=eos_ids | special_ids(loaded.tokenizer))
+    heads = _heads(found, target, loaded.name, codec, progress) if found is not None else {}
+    parts = Parts(target, cache, draft, marker_ids=eos_ids | special_ids(loaded.tokenizer), trained_exits=_trained_exits(loaded), heads=heads)
+    drafter = found or drafter_loaded
     config = {
-        "target": loaded.name, "drafter": drafter_loaded.name if drafter_loaded else None, "device": str(target.device),
+        "target": loaded.name, "drafter": drafter.name if drafter else None, "device": str(target.device),
         "dtype": str(target.dtype).removeprefix("torch."), "quantization": loaded.placement.quantization, "threads": threads,
         "context": cache.capacity, "linears": target.linears, "decoder": "lean" if target.is_lean else "transformers",
-        "exactness": _exactness(target), "weights": dict(loaded.facts), "notes": list(loaded.notes),
+        "exactness": _exactness(target), "weights": dict(loaded.facts),
+        "notes": [*loaded.notes, *(f"{each.name}: {each.warning}." for each in heads.values() if each.warning)],
     }
     machine = {"system": platform.system(), "processor": platform.processor() or platform.machine(), "cores": torch.get_num_threads(),
                **describe_machine()}
@@ -101,8 +120,30 @@ def _language_model(loaded: Loaded) -> LanguageModel:
     if placement.device.type != "cpu" or placement.dtype != torch.float32:
         return LanguageModel(loaded.model, num_tokens=num_tokens, exact=placement.device.type == "cpu")
     if placement.quantization == "int8":
-        return LanguageModel(loaded.model, num_tokens=num_tokens, precision="int8", head_precision="fp32")
+        return LanguageModel(loaded.model, num_tokens=num_tokens, precision="int8", calibration=TextCodec(loaded.tokenizer).encode(CALIBRATION_TEXT))
     return LanguageModel(loaded.model, num_tokens=num_tokens, precision="fp32")
+
+
+def _heads(found: FoundHeads, target: LanguageModel, target_name: str, codec: TextCodec, progress: Callable[[str, float | None], None]
+           ) -> dict[str, Heads]:
+    """The heads by kind, tried on a short text."""
+    progress(f"Loading {found.name}", None)
+    heads = load_heads(found.folder, found.name, target, target_name)
+    progress(f"Trying {found.name} on a short text", None)
+    return {heads.kind: checked(heads, target, codec.render([{"role": "user", "content": QUESTION}]), codec.encode(ANSWER))}
+
+
+def _trained_exits(loaded: Loaded) -> tuple[int, ...]:
+    """Layers after which the target was trained to exit, as its config says, or as is known of LayerSkip's checkpoints.
+
+    Those are ordinary models in which every layer was trained to exit (Elhoushi et al. 2024, arXiv 2404.16710); a quarter of the layers is a
+    good place to begin.
+    """
+    num_layers = loaded.model.config.get_text_config().num_hidden_layers
+    exits = getattr(loaded.model.config, "trained_exits", None)
+    if exits is None and _LAYERSKIP.search(loaded.source):
+        exits = (max(1, num_layers // 4),)
+    return tuple(int(layer) for layer in exits or () if 0 < int(layer) < num_layers)
 
 
 def _exactness(target: LanguageModel) -> str:

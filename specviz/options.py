@@ -18,7 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Options:
     """Everything that can be asked for at the start; None and "auto" mean "you choose".
 
-    target: a model card's name, a hub repository, a local folder or GGUF file. draft: likewise, for methods with a drafter model.
+    target: a model card's name, a hub repository, a local folder or GGUF file. draft: likewise, a drafter model or drafting heads.
     auth: (user, password). Raises InputError where a value is out of range or the page would be open to anyone by accident.
     """
     target: str | None = None
@@ -31,6 +31,7 @@ class Options:
     threads: int | None = None
     cache_dir: Path | None = None
     offline: bool = False
+    prepare: bool = False
     trace: Path | None = None
     host: str = "127.0.0.1"
     port: int = 7860
@@ -48,6 +49,7 @@ class Options:
                 raise InputError(f"{name} is {value!r}; expected {expected}.")
         check(0 <= self.port <= 65535, "--port", self.port, "a number from 0 (any free port) to 65535")
         check(self.k is None or 1 <= self.k <= 64, "--k", self.k, "a draft length from 1 to 64")
+        check(not (self.prepare and self.offline), "--prepare", "given with --offline", "one of the two")
         check(self.threads is None or self.threads >= 1, "--threads", self.threads, "at least 1")
         if self.public and not (self.auth or self.force_public or self.on_space):
             how = "--share" if self.share else f"--host {self.host}"
@@ -77,13 +79,15 @@ def _parser(environ: Mapping[str, str], on_space: bool) -> argparse.ArgumentPars
 
     model = parser.add_argument_group("model")
     model.add_argument("--target", metavar="MODEL", help="model that answers: a name from models/, a hub repository, a folder, a GGUF file")
-    model.add_argument("--draft", metavar="MODEL", help="small model that drafts, for the draft model method")
-    model.add_argument("--device", default="auto", metavar="NAME", help='"auto", "cpu", "cuda", "cuda:1", ... (default: auto)')
+    model.add_argument("--draft", metavar="MODEL", help="what drafts: a small model with the target's tokenizer, or Medusa, EAGLE or EAGLE-3 heads")
+    model.add_argument("--device", default="auto", metavar="NAME",
+                       help='"auto", "cpu", "cuda", "cuda:1", "cuda:all" (several cards together), "mps" (default: auto)')
     model.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="number format (default: auto)")
     model.add_argument("--quantization", default="auto", metavar="NAME", help='"auto", "none", "int8", "nf4", ... (default: auto)')
     model.add_argument("--threads", type=int, metavar="N", help="CPU threads for the model")
     model.add_argument("--cache-dir", type=Path, metavar="FOLDER", help="where downloaded weights are kept")
     model.add_argument("--offline", action="store_true", help="download nothing; use what is already on this machine")
+    model.add_argument("--prepare", action="store_true", help="fetch everything for later use without a network, then end")
 
     drafting = parser.add_argument_group("drafting")
     drafting.add_argument("--method", metavar="NAME", help="drafting method to start with")

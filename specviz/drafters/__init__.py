@@ -31,6 +31,14 @@ class Method:
     untrained: Callable[[Parts], bool] = lambda parts: False
     heads: str = ""
 
+    def note(self, parts: Parts) -> str:
+        """What is worth knowing before choosing it, "" if nothing is, or if it cannot run."""
+        if self.missing(parts):
+            return ""
+        if self.untrained(parts):
+            return "untrained: expect few accepted"
+        return parts.heads[self.heads].warning if self.heads else ""
+
 
 DRAFTERS: dict[str, Method] = {method.name: method for method in (
     Method("plain", "Plain decoding", "No draft: one token per step. The baseline, on the same engine.", "nothing", "",
