@@ -252,6 +252,7 @@ class Handlers:
             temperature: 0 is greedy.
             seed: any whole number.
             max_new_tokens: length limit of the answer.
+            verification: how drafts are judged: rejection, shared-noise, block or typical (lossy).
         """
         run = None
         try:
@@ -273,7 +274,6 @@ class Handlers:
             if run is not None:
                 run.cancel()
 
-            verification: how drafts are judged: rejection, shared-noise, block or typical (lossy).
     # ---- controls ---------------------------------------------------------------------------------------------------------------
 
     def load(self) -> Iterator[tuple[Any, Any, Any]]:
@@ -355,6 +355,7 @@ class Handlers:
         state = strings.speculation_state(str(run.meta.get("method")), visit.drafted, draft_stop)
         if result is None:
             result = strings.progress(len(visit.drafted), run.trace().stats if visit.drafted else None)
+        result = [strings.verification_word(run.meta), *result]
         return strings.status_line(state, result), strings.status_line(state, [*self._words(run), *result])
 
 
@@ -368,4 +369,3 @@ def _sentence(error: Exception) -> str:
 
 def _num_drafted(step: StepTrace) -> int:
     return len(step.nodes) if step.num_drafted is None else step.num_drafted
-        result = [strings.verification_word(run.meta), *result]

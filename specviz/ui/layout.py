@@ -133,21 +133,21 @@ def _controls(handlers: Handlers, k: int | None) -> tuple[list[Any], list[Any]]:
             limit = gr.Slider(8, 2048, value=256, step=8, label="New tokens at most", min_width=140, elem_id="max-new-tokens")
             penalty = gr.Slider(1, 2, value=1, step=0.01, label="Repetition penalty (1 is off)", min_width=140,
                                 elem_id="repetition-penalty")
+        rule = gr.Dropdown([(label, name) for name, (label, _) in strings.VERIFICATIONS.items()], value="rejection", label="Verification",
+                           filterable=False, elem_id="verification")
+        rule_note = gr.Markdown(strings.verification_note("rejection"), elem_id="verification-note")
         stop = gr.Textbox(label="Stop strings, one per line (\\n is a line break)", lines=1, max_lines=4, elem_id="stop-strings")
     with gr.Accordion("System prompt", open=False, elem_id="system"):
         system = gr.Textbox(show_label=False, container=False, lines=2, max_lines=8, placeholder="You are a helpful assistant.",
                             elem_id="system-prompt")
 
-        rule = gr.Dropdown([(label, name) for name, (label, _) in strings.VERIFICATIONS.items()], value="rejection", label="Verification",
-                           filterable=False, elem_id="verification")
-        rule_note = gr.Markdown(strings.verification_note("rejection"), elem_id="verification-note")
     method.change(handlers.method_note, method, note, **LIGHT)
+    rule.change(strings.verification_note, rule, rule_note, **LIGHT)
     greedy.change(lambda on: [gr.update(interactive=not on)] * 4, greedy, [temperature, top_k, top_p, min_p], **LIGHT)
     fresh.click(None, None, seed, js="() => Math.floor(Math.random() * 2147483648)")
     return ([system, method, length, greedy, temperature, top_k, top_p, min_p, penalty, seed, limit, stop, measure, keep, rule],
             [method, note])
 
-    rule.change(strings.verification_note, rule, rule_note, **LIGHT)
 
 def _theme() -> gr.themes.Base:
     """Neutral, with fonts that come with Gradio: a theme from the Hub or a Google font would call outside."""
