@@ -19,7 +19,7 @@ from specviz.errors import Busy, InputError, SpecvizError
 from specviz.options import Options, parse
 
 if TYPE_CHECKING:
-    from specviz.service import ChatRequest, MethodInfo, Run, Service
+    from specviz.service import ChatRequest, Choice, Inspection, Line, MethodInfo, Offer, Run, Service
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -27,6 +27,9 @@ class Progress:
     state: str
     message: str
     fraction: float | None = None
+    is_loading: bool = True
+    last_error: str = ""
+    number: int = 0
 
 
 class LateService:
@@ -46,9 +49,10 @@ class LateService:
         try:
             self._service = self._open()
         except SpecvizError as error:
-            self._progress = Progress("failed", str(error))
+            self._progress = Progress("failed", str(error), is_loading=False)
         except Exception as error:              # shown on the page: a page that says "loading" for ever helps nobody
-            self._progress = Progress("failed", f"The model could not be loaded ({type(error).__name__}: {error}).")
+            self._progress = Progress("failed", f"The model could not be loaded ({type(error).__name__}: {error}).",
+                                      is_loading=False)
 
     def status(self) -> Any:
         return self._service.status() if self._service else self._progress
@@ -69,6 +73,37 @@ class LateService:
         if self._service is None:
             raise Busy(f"{self._progress.message} Nothing can be answered yet.")
         return self._service.submit(request)
+
+    def choice(self) -> Choice | None:
+        return self._service.choice() if self._service else None
+
+    def offers(self) -> list[Offer]:
+        return self._service.offers() if self._service else []
+
+    def advice(self) -> list[Line]:
+        return self._service.advice() if self._service else []
+
+    def suggestion(self) -> Offer | None:
+        return self._service.suggestion() if self._service else None
+
+    def inspect(self, choice: Choice) -> Inspection:
+        return self._there().inspect(choice)
+
+    def load(self, choice: Choice, *, unload_first: bool = False) -> None:
+        self._there().load(choice, unload_first=unload_first)
+
+    def cancel_load(self) -> None:
+        if self._service is not None:
+            self._service.cancel_load()
+
+    def unload(self) -> None:
+        if self._service is not None:
+            self._service.unload()
+
+    def _there(self) -> Service:
+        if self._service is None:
+            raise Busy(f"{self._progress.message} No model can be chosen yet.")
+        return self._service
 
     def close(self) -> None:
         if self._service is not None:
@@ -97,10 +132,12 @@ def main(argv: list[str] | None = None, open_service: Callable[[Options], Servic
     """Run until Ctrl-C. open_service: what makes the service, for tests; by default the real one. Returns the process's exit code."""
     try:
         options = parse(argv)
-        port = free_port(options.host, options.port)
+        port = 0 if options.prepare else free_port(options.host, options.port)
     except SpecvizError as error:
         print(f"specviz: {error}", file=sys.stderr)
         return 2
+    if options.prepare:
+        return _prepare(options)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if options.offline:
@@ -112,12 +149,14 @@ def main(argv: list[str] | None = None, open_service: Callable[[Options], Servic
     print("specviz: starting …", flush=True)
     from specviz.ui.layout import build, launch      # Gradio takes a second or two: after the arguments are known to be good
     from specviz.ui.recordings import opening        # no torch here
+    from specviz.ui.strings import not_kept
 
     recording = opening(options.trace)
     if recording.problem:
         print(f"specviz: {recording.problem}", file=sys.stderr)
     service = LateService(lambda: (open_service or _open)(options))
-    page = build(service, recording, method=options.method, k=options.k)
+    page = build(service, recording, method=options.method, k=options.k, read_only=options.public,
+                 not_kept=not_kept(options.public, options.history))
     try:
         address, public = launch(page, options, port)
     except Exception as error:                       # a relay that cannot be reached, a port taken a moment ago, a full disk
@@ -134,6 +173,19 @@ def main(argv: list[str] | None = None, open_service: Callable[[Options], Servic
     print("\nspecviz: closing …", flush=True)
     service.close()
     page.close(verbose=False)
+    return 0
+
+
+def _prepare(options: Options) -> int:
+    from specviz.prepare import prepare
+    try:
+        prepare(options, lambda line: print(f"specviz: {line}", flush=True))
+    except SpecvizError as error:
+        print(f"specviz: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nspecviz: interrupted; what has arrived is kept.", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -154,6 +206,8 @@ def _report(service: LateService, stop: threading.Event) -> None:
             print(line, file=sys.stderr if status.state == "failed" else sys.stdout, flush=True)
             shown, shown_at = line, now
         if settled:
+            for note in service.config().get("notes", ()):
+                print(f"specviz: {note}", flush=True)
             return
 
 

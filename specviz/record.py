@@ -5,7 +5,6 @@ It knows nothing of screens; a recording is what the service gives any caller.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 import tomllib
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .environment import settle
 from .errors import InputError, SpecvizError
 from .trace import Trace, save
 
@@ -77,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", help="model to record with (default: the default model)")
     parser.add_argument("--quantization", default="auto", help="its quantization (default: auto)")
     given = parser.parse_args(argv)
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from .options import Options
     from .service import open_service
     service = None
@@ -105,4 +104,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    settle()
     sys.exit(main())

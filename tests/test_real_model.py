@@ -14,6 +14,7 @@ from specviz.engine.engine import Engine
 from specviz.engine.model import LanguageModel
 from specviz.engine.record import Recorder
 from specviz.engine.sampling import SamplingParams
+from specviz.engine.smooth import CALIBRATION_TEXT
 from specviz.errors import LoadError
 from specviz.loading import load_target
 from specviz.local_service import AnswerText
@@ -58,7 +59,8 @@ class Bench:
                 raise
             pytest.skip(f"the default model is not cached and cannot be fetched: {error}")
         self.codec, self.eos_ids = TextCodec(loaded.tokenizer), frozenset(loaded.eos_ids)
-        self.target = LanguageModel(loaded.model, num_tokens=len(loaded.tokenizer), precision=precision, head_precision="fp32")
+        self.target = LanguageModel(loaded.model, num_tokens=len(loaded.tokenizer), precision=precision,
+                                    calibration=self.codec.encode(CALIBRATION_TEXT))
         self.cache = self.target.new_cache(1024)
         self.parts = Parts(self.target, self.cache, marker_ids=self.eos_ids)
         self.drafters = {name: DRAFTERS[name].create(self.parts) for name in ("plain", "prompt_lookup")}
