@@ -20,7 +20,9 @@ import gradio as gr
 from ..errors import InputError, SpecvizError
 from ..trace import StepTrace, dumps, load
 from . import strings
-from .messages import Message, answered, conversation, failed, is_failed, last_question, question, text_of
+from .context import fit
+from .conversations import record, reopened, runs
+from .messages import Look, Message, conversation, dressed, failed, is_failed, last_question, question, reply, text_of
 from .recordings import TRACES, titles
 from .settings import Settings
 from .slicer import Archive, Slicer
@@ -28,9 +30,9 @@ from .viewer import start_body, trace_message
 from .visits import SKIP, Pace, Screen, Visit, Visits
 
 if TYPE_CHECKING:                # the service imports torch; the page opens without waiting for it
-    from ..service import Run, Service
+    from ..service import ChatRequest, Run, Service
 
-__all__ = ["Handlers", "PLAIN_TOKENS"]
+__all__ = ["Handlers", "PLAIN_TOKENS", "POLL_S", "sentence_of"]
 
 PLAIN_TOKENS = 128
 CHAT_S = 0.25                    # the chat parses its Markdown anew at every update; faster costs more than it shows
@@ -49,6 +51,7 @@ class Handlers:
         self.service, self.archive, self._method, self._recordings = service, archive or Archive(), method, recordings
         self._clock = clock
         self._visits = Visits()
+        self._seq = 0
 
     # ---- the chat ---------------------------------------------------------------------------------------------------------------
 
@@ -71,7 +74,8 @@ class Handlers:
     def edit(self, request: gr.Request, event: gr.EditData, history: list[Message]) -> tuple[Any, Any]:
         """An earlier question was rewritten: what came after it is dropped and it is asked again."""
         index = event.index[0] if isinstance(event.index, (tuple, list)) else event.index
-        return self._take(request, history, [*history[:index], question(text_of({"content": event.value}))])
+        written = history[index] | {"content": event.value}              # in the look in which it was edited
+        return self._take(request, history, [*history[:index], question(text_of(written))])
 
     def undo(self, request: gr.Request, history: list[Message]) -> tuple[Any, Any]:
         """Takes the last question and its answer away; the question goes back into the text box."""
@@ -79,13 +83,12 @@ class Handlers:
         if visit.busy or not history:
             return SKIP, SKIP
         visit.turn += 1
+        visit.chat = None
         visit.interrupted.set()
         return gr.update(value=text_of(history[index]), **IDLE), history[:index]
 
     def clear(self, request: gr.Request) -> Screen:
-        self.stop(request)
-        self._visits.of(request).turn += 1
-        return Screen(chat=[], status=strings.status_html(self.resting_line()), prompt=gr.update(**IDLE), more=gr.update(visible=False))
+        return self._fresh(request, [])
 
     def stop(self, request: gr.Request) -> Any:
         """Ends the answer after the step in progress, or the plain measurement; a turn that still waits is not begun."""
@@ -95,6 +98,25 @@ class Handlers:
         if visit.run is not None:
             visit.run.cancel()
         return gr.update(**IDLE)
+
+    def settled(self, request: gr.Request, history: list[Message]) -> str:
+        """The message for the bar after the chat was shortened."""
+        return self._record(self._visits.of(request), history)
+
+    def recall(self, request: gr.Request, event: gr.EventData) -> Screen:
+        """A conversation that the browser has kept takes the chat."""
+        try:
+            return self._fresh(request, reopened(getattr(event, "rows", None)))
+        except SpecvizError as error:
+            return Screen(status=strings.status_html(f"error: {error}"))
+
+    def change_look(self, request: gr.Request, event: gr.EventData, history: list[Message]) -> Any:
+        """Plain text or Markdown, thinking open or folded. What an answer in progress writes from now on has that look too."""
+        visit = self._visits.of(request)
+        visit.look = Look(plain=getattr(event, "plain", None) is True, thinking=getattr(event, "thinking", None) is True)
+        if visit.chat is not None and len(visit.chat) >= len(history):       # the browser's may be a moment old
+            history = visit.chat
+        return gr.update(value=dressed(history, visit.look), render_markdown=not visit.look.plain)
 
     def leave(self, request: gr.Request) -> None:
         """The page was closed."""
@@ -113,16 +135,16 @@ class Handlers:
         visit.interrupted.clear()
         visit.busy, turn = True, visit.turn
         try:
-            run = self.service.submit(settings.request(conversation(history), str(request.session_hash)))
+            run = self.service.submit(self._fitted(visit, settings.request(conversation(history), str(request.session_hash))))
         except Exception as error:                   # a refusal is an answer too: the conversation goes on
             visit.busy = False
-            yield self._refusal(history, error)
+            yield self._dressed(visit, self._refusal(history, error))
             return
         visit.run, visit.slicer, visit.drafted = run, Slicer(archive=self.archive, clock=self._clock), []
         visit.live = True
         try:
             for screen in self._turn(visit, run, history, settings.measure_plain):
-                yield screen if visit.turn == turn else screen.viewer_only()
+                yield self._dressed(visit, screen) if visit.turn == turn else screen.viewer_only()
         finally:                                     # also when the page was closed
             visit.busy = visit.busy and visit.turn != turn
             visit.live = False
@@ -139,8 +161,8 @@ class Handlers:
         visit.interrupted.clear()
         turn, visit.live = visit.turn, True
         try:
-            for screen in self._comparison(visit, visit.run, history[:-1]):
-                yield screen if visit.turn == turn else screen.viewer_only()
+            for screen in self._comparison(visit, visit.run, history[:last_question(history) + 1]):
+                yield self._dressed(visit, screen) if visit.turn == turn else screen.viewer_only()
         finally:
             visit.live = False
 
@@ -158,15 +180,14 @@ class Handlers:
             yield from self._measure(visit, run, history)
             yield self._end(visit, run, history)
         except Exception as error:
-            footer = strings.footer(run.trace().stats, run.reason)
-            yield Screen(chat=[*history, answered(run.text, footer)], prompt=gr.update(**IDLE), more=gr.update(visible=False),
-                         status=strings.status_html(f"error: {_sentence(error)}"))
+            yield Screen(chat=[*history, *self._reply(visit, run)], bar=True, prompt=gr.update(**IDLE), more=gr.update(visible=False),
+                         status=strings.status_html(f"error: {sentence_of(error)}"))
 
     def _answer(self, visit: Visit, run: Run, history: list[Message]) -> Iterator[Screen]:
         slicer, chat = visit.slicer, Pace(CHAT_S, self._clock)
         short, line = self._lines(visit, run)
         for message in slicer.start(start_body(run.meta, short)):
-            yield Screen(viewer=message, chat=[*history, answered("…")], status=strings.status_html(line), prompt=gr.update(**WRITING),
+            yield Screen(viewer=message, chat=[*history, *reply("", ended=False)], bar=history, status=strings.status_html(line), prompt=gr.update(**WRITING),
                          more=gr.update(visible=False))
         chat.due()
         try:
@@ -181,15 +202,16 @@ class Handlers:
                 for message in messages:
                     yield Screen(viewer=message)
                 if due:
-                    yield Screen(viewer=last, chat=[*history, answered(run.text or "…")], status=strings.status_html(line))
+                    written = reply(run.text, opened=bool(run.meta.get("opens_thinking")), ended=False)
+                    yield Screen(viewer=last, chat=[*history, *written], status=strings.status_html(line))
                 elif last is not SKIP:
                     yield Screen(viewer=last)
         except Exception as error:
-            sentence = _sentence(error)
+            sentence = sentence_of(error)
             for message in slicer.error(type(error).__name__, sentence):
                 yield Screen(viewer=message)
-            yield Screen(chat=[*history, failed(sentence, run.text)], status=strings.status_html(f"error: {sentence}"),
-                         prompt=gr.update(**IDLE))
+            broken = reply(run.text, opened=bool(run.meta.get("opens_thinking")), error=sentence)
+            yield Screen(chat=[*history, *broken], bar=True, status=strings.status_html(f"error: {sentence}"), prompt=gr.update(**IDLE))
             return
         for message in slicer.flush():
             yield Screen(viewer=message)
@@ -201,8 +223,8 @@ class Handlers:
         goal, pace = min(num_tokens, num_done + PLAIN_TOKENS), Pace(CHAT_S, self._clock)
         if num_done >= goal:
             return
-        footer = strings.footer(trace.stats, run.reason, still_measuring=True)
-        yield Screen(chat=[*history, answered(run.text, footer)], prompt=gr.update(**MEASURING), more=gr.update(visible=False),
+        answer = self._reply(visit, run, still_measuring=True)
+        yield Screen(chat=[*history, *answer], bar=True, prompt=gr.update(**MEASURING), more=gr.update(visible=False),
                      status=strings.status_html(strings.measuring(num_done, goal)))
         visit.busy = False                           # from here on a new question is welcome
         with closing(run.measure_plain(PLAIN_TOKENS)) as tokens:
@@ -229,13 +251,12 @@ class Handlers:
         short, line = self._lines(visit, run, result=strings.outcome(stats))
         [message] = visit.slicer.end({"stats": trace.stats, "compare": trace.compare, "reason": run.reason, "status": short})
         more = 0 < num_plain < num_tokens and not visit.stopped.is_set()
-        return Screen(viewer=message, chat=[*history, answered(run.text, strings.footer(stats, run.reason))],
-                      status=strings.status_html(line), prompt=gr.update(**IDLE),
+        return Screen(viewer=message, chat=[*history, *self._reply(visit, run)], bar=True, status=strings.status_html(line), prompt=gr.update(**IDLE),
                       more=gr.update(visible=more, value=strings.continue_label(num_plain, num_tokens)))
 
     def _refusal(self, history: list[Message], error: Exception) -> Screen:
-        sentence = _sentence(error)
-        return Screen(chat=[*history, failed(sentence)], status=strings.status_html(self.resting_line()), prompt=gr.update(**IDLE),
+        sentence = sentence_of(error)
+        return Screen(chat=[*history, failed(sentence)], bar=True, status=strings.status_html(self.resting_line()), prompt=gr.update(**IDLE),
                       more=gr.update(visible=False))
 
     # ---- the public endpoint ----------------------------------------------------------------------------------------------------
@@ -291,11 +312,13 @@ class Handlers:
         menu = self.method_menu()
         yield strings.status_html(self.resting_line()), gr.update(**menu), self.method_note(menu["value"])
 
-    def method_menu(self) -> dict[str, Any]:
-        """Choices and value of the method menu."""
+    def method_menu(self, current: str | None = None) -> dict[str, Any]:
+        """Choices and value of the method menu. current: the method to stay with, where it can run."""
         methods = self.service.methods()
         names = [method.name for method in methods]
         value = self._method if self._method in names else self.service.default_method() or (names[0] if names else None)
+        if current in [method.name for method in methods if method.available]:
+            value = current
         return {"choices": [(strings.method_choice(method.label, method.available), method.name) for method in methods], "value": value}
 
     def method_note(self, name: str | None) -> str:
@@ -321,6 +344,8 @@ class Handlers:
             return strings.load_failed(status.message)
         if status.state == "loading":
             return strings.loading(status.message, status.fraction)
+        if status.state == "unloaded":
+            return strings.unloaded(status.message)
         return strings.ready(self.service.config())
 
     # ---- helpers ----------------------------------------------------------------------------------------------------------------
@@ -330,19 +355,70 @@ class Handlers:
         if visit.busy:
             return SKIP, SKIP
         visit.turn += 1
-        visit.busy = True
+        visit.busy, visit.chat = True, None
         visit.stopped.clear()
         self._visits.interrupt()
-        return gr.update(**prompt, **WRITING), asked
+        return gr.update(**prompt, **WRITING), dressed(asked, visit.look)
 
     def _settled(self, request: gr.Request, history: list[Message]) -> list[Message]:
         """The history with the last footer as final as it will get: a new question ends the measurement that it speaks of."""
         visit = self._visits.of(request)
         if visit.run is None or visit.busy or not history or history[-1]["role"] != "assistant" or len(history[-1]["content"]) < 2:
             return history
-        if is_failed(history[-1]) or text_of(history[-1]) != visit.run.text:
+        answer = self._reply(visit, visit.run)
+        if is_failed(history[-1]) or text_of(history[-1]) != text_of(answer[-1]):
             return history
-        return [*history[:-1], answered(visit.run.text, strings.footer(visit.run.trace().stats, visit.run.reason))]
+        return [*history[:last_question(history) + 1], *answer]
+
+    def _fresh(self, request: gr.Request, history: list[Message]) -> Screen:
+        """Another conversation takes the chat; a run in progress is ended."""
+        self.stop(request)
+        visit = self._visits.of(request)
+        visit.turn += 1
+        visit.run, visit.chat = None, None
+        return self._dressed(visit, Screen(chat=history, bar=True, status=strings.status_html(self.resting_line()),
+                                           prompt=gr.update(**IDLE), more=gr.update(visible=False)))
+
+    def _fitted(self, visit: Visit, asked: ChatRequest) -> ChatRequest:
+        """The request with as many of its turns as the model's context holds. Raises PromptTooLong, see `context.fit`."""
+        visit.system = "".join(message["content"] for message in asked.messages if message["role"] == "system")
+        visit.num_new = asked.sampling.max_new_tokens
+        fitted = fit(asked.messages, self.service.count_tokens, self.service.config().get("context"), visit.num_new)
+        visit.num_dropped = fitted.num_dropped
+        return replace(asked, messages=fitted.messages)
+
+    def _reply(self, visit: Visit, run: Run, *, still_measuring: bool = False) -> list[Message]:
+        """The messages of a finished answer."""
+        footer = strings.footer(run.trace().stats, run.reason, still_measuring=still_measuring, num_dropped=visit.num_dropped)
+        return reply(run.text, footer, opened=bool(run.meta.get("opens_thinking")))
+
+    def _dressed(self, visit: Visit, screen: Screen) -> Screen:
+        """The screen in the visitor's look, and its message for the bar where it asks for one: True means of the chat, a list of that."""
+        changes = dict(zip(Screen.FIELDS, screen))
+        if isinstance(changes["chat"], list):
+            changes["chat"] = visit.chat = dressed(changes["chat"], visit.look)
+        if changes["bar"] is True or isinstance(changes["bar"], list):
+            changes["bar"] = self._record(visit, changes["chat"] if changes["bar"] is True else changes["bar"])
+        return Screen(**changes)
+
+    def _record(self, visit: Visit, history: list[Message]) -> str:
+        self._seq += 1
+        run, name, colours = visit.run, "", None
+        if run is not None and run.reason and history and history[-1]["role"] == "assistant" and not is_failed(history[-1]):
+            name, colours = visit.slicer.run, runs(run.trace(), text_of(history[-1]), run.text)
+        return record(history, seq=self._seq, meter=self._meter(visit, history), run=name, colours=colours)
+
+    def _meter(self, visit: Visit, history: list[Message]) -> dict[str, Any]:
+        """How much of the context the next prompt fills before anything new is said."""
+        turns, context = conversation(history), self.service.config().get("context")
+        if not turns or not context:
+            return {}
+        turns = ([{"role": "system", "content": visit.system}] if visit.system else []) + turns
+        try:
+            fitted = fit(turns, self.service.count_tokens, context, visit.num_new)
+        except SpecvizError:                     # longer than the context, or a template that refuses it: the next question will tell
+            return {}
+        return strings.meter(fitted.num_tokens, context, fitted.num_dropped)
 
     def _words(self, run: Run) -> list[str]:
         config = dict(run.meta.get("config") or {})
@@ -359,7 +435,7 @@ class Handlers:
         return strings.status_line(state, result), strings.status_line(state, [*self._words(run), *result])
 
 
-def _sentence(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
     """What the page says of an error. Errors that nobody foresaw also go to the terminal, with their origin."""
     if isinstance(error, SpecvizError):
         return str(error)

@@ -10,8 +10,10 @@ import gradio as gr
 
 from ..options import Options
 from . import strings
+from .conversations import ChatBar
 from .examples import EXAMPLES
 from .handlers import Handlers
+from .messages import LATEX_DELIMITERS
 from .recordings import TRACES, Recording, titles
 from .viewer import Viewer, trace_message
 
@@ -44,10 +46,11 @@ HEADER = f"""
 
 
 def build(service: Service, recording: Recording, *, method: str | None = None, k: int | None = None,
-          recordings: Path = TRACES) -> gr.Blocks:
+          recordings: Path = TRACES, read_only: bool = False, not_kept: str = "") -> gr.Blocks:
     """The whole page, not launched. recording: what the viewer shows until the first run. method, k: what to begin with.
 
-    recordings: a folder of traces to choose from; the menu appears where there are at least two.
+    recordings: a folder of traces to choose from; the menu appears where there are at least two. read_only: visitors may look at the
+    list of models, and only the operator chooses. not_kept: why the browser keeps no conversations; empty if it does.
     """
     handlers = Handlers(service, method=method, recordings=recordings)
     with gr.Blocks(title="specviz: speculative decoding, made visible", fill_width=True, analytics_enabled=False) as page:
@@ -61,9 +64,11 @@ def build(service: Service, recording: Recording, *, method: str | None = None, 
                 chat = gr.Chatbot(
                     elem_id="chat", show_label=False, height="max(340px, calc(100vh - 430px))", placeholder=strings.EMPTY_CHAT,
                     examples=[{"text": example.prompt, "display_text": example.card} for example in EXAMPLES], editable="user",
-                    buttons=["copy", "copy_all"], sanitize_html=True, latex_delimiters=[], feedback_options=None, layout="bubble")
+                    buttons=["copy", "copy_all"], sanitize_html=True, latex_delimiters=LATEX_DELIMITERS, feedback_options=None,
+                    layout="bubble")
                 prompt = gr.Textbox(elem_id="prompt", label="Message", show_label=False, container=False, placeholder="Write a message …",
                                     lines=1, max_lines=8, submit_btn=True, stop_btn=False, autofocus=True)
+                bar = ChatBar(off=not_kept, elem_id="chat-bar", padding=False)
                 more = gr.Button("Continue measuring", elem_id="more", size="sm", visible=False)
                 settings, menus = _controls(handlers, k)
             with gr.Column(scale=7, min_width=320, elem_id="viewer-column"):
@@ -73,7 +78,7 @@ def build(service: Service, recording: Recording, *, method: str | None = None, 
                 shelf = gr.Dropdown(names, value=None, label="Show a recorded run", filterable=False, visible=len(names) > 1,
                                     elem_id="recordings")
 
-        screen = [viewer, chat, status, prompt, more]
+        screen = [viewer, chat, status, prompt, more, bar]
         live = dict(outputs=screen, trigger_mode="multiple", show_progress="minimal", show_progress_on=[status], **MODEL, **PRIVATE)
 
         def answered_by(event: Callable[..., Any], take: Callable[..., Any], inputs: list[Any]) -> None:
@@ -84,8 +89,11 @@ def build(service: Service, recording: Recording, *, method: str | None = None, 
         answered_by(chat.example_select, handlers.ask_example, [chat])
         answered_by(chat.retry, handlers.retry, [chat])
         answered_by(chat.edit, handlers.edit, [chat])
-        chat.undo(handlers.undo, [chat], [prompt, chat], **LIGHT)
+        chat.undo(handlers.undo, [chat], [prompt, chat], **LIGHT).then(handlers.settled, [chat], bar, **LIGHT)
         chat.clear(handlers.clear, None, screen, **LIGHT)
+        bar.fresh(handlers.clear, None, screen, **LIGHT)
+        bar.recall(handlers.recall, None, screen, **LIGHT)
+        bar.look(handlers.change_look, [chat], chat, **LIGHT)
         prompt.stop(handlers.stop, None, prompt, **LIGHT)
         more.click(handlers.measure_more, [chat], **live)
         shelf.change(handlers.show_recording, shelf, [viewer, status], **LIGHT)

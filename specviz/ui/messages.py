@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["LATEX_DELIMITERS", "Look", "Message", "answered", "conversation", "dressed", "failed", "is_failed", "is_thinking",
-           "last_question", "parts_of", "question", "raw", "reply", "shown", "split_thinking", "text_of"]
+           "last_question", "parts_of", "question", "raw", "reply", "shown", "split_thinking", "text_of", "thought"]
 
 Message = dict[str, Any]
 FAILED, THINKING, PLAIN = "failed", "thinking", "plain"      # words in a message's metadata id
@@ -63,13 +63,19 @@ def failed(sentence: str, text: str = "") -> Message:
     return _message("assistant", [part for part in (text, f"⚠ {sentence}") if part], {FAILED})
 
 
+def thought(text: str, ended: bool = True) -> Message:
+    """What a model wrote before its answer, as a block that can be unfolded."""
+    num_words = len(text.split())
+    return _message("assistant", [text], {THINKING}, title=f"Thought, {num_words} word{'s' * (num_words != 1)}" if ended else "Thinking …")
+
+
 def reply(text: str, footer: str = "", *, opened: bool = False, error: str = "", ended: bool = True) -> list[Message]:
     """The messages of one answer: its thinking folded, where there is any, then what it says.
 
     opened: the prompt ended inside a thinking block. ended: False while the answer is being written. error: why it broke off.
     """
     thinking, closed, answer = split_thinking(text, opened)
-    folded = [] if thinking is None else [_thought(thinking, closed or ended)]
+    folded = [] if thinking is None else [thought(thinking, closed or ended)]
     if error:
         return [*folded, failed(error, answer)]
     return [*folded, answered(answer if ended else answer or "…", footer)]
@@ -170,11 +176,6 @@ def raw(text: str) -> str:
     text = _outside_code(text, _SHOWN_SPANS, unmark,
                          lambda slashes, special: (slashes[:len(slashes) // 2] if len(slashes) % 2 else slashes) + special)
     return _SHOWN_DIAGRAM.sub(r"\1\2", _SHOWN_RESERVED.sub(lambda match: chr(ord(match[1]) - 0x10), text))
-
-
-def _thought(text: str, ended: bool) -> Message:
-    num_words = len(text.split())
-    return _message("assistant", [text], {THINKING}, title=f"Thought, {num_words} word{'s' * (num_words != 1)}" if ended else "Thinking …")
 
 
 def _message(role: str, parts: Sequence[str], marks: set[str] | frozenset[str] = frozenset(), look: Look = Look(), title: str = "") -> Message:

@@ -118,7 +118,26 @@ def measuring(num_done: int, num_tokens: int) -> str:
     return f"measuring plain decoding for comparison · {num_done} of {num_tokens} tokens"
 
 
-def footer(stats: Mapping[str, Any] | None, reason: str, *, still_measuring: bool = False) -> str:
+def meter(num_tokens: int, context: int, num_dropped: int) -> dict[str, Any]:
+    """What the context meter shows: its text, its filled share from 0 to 1, what was left out, and the rule behind it."""
+    return {"text": f"{num_tokens:,} of {context:,} tokens", "share": min(1.0, num_tokens / context), "dropped": dropped(num_dropped),
+            "rule": CONTEXT_RULE}
+
+
+def dropped(num_turns: int) -> str:
+    if not num_turns:
+        return ""
+    return "1 earlier turn is no longer in the prompt" if num_turns == 1 else f"{num_turns} earlier turns are no longer in the prompt"
+
+
+def not_kept(public: bool, history: bool) -> str:
+    """Why the browser keeps no conversations; empty if it does."""
+    if public:
+        return "Conversations are not kept: others can reach this page, and the next person at this browser could read them."
+    return "" if history else "Conversations are not kept: the program was started with --no-history."
+
+
+def footer(stats: Mapping[str, Any] | None, reason: str, *, still_measuring: bool = False, num_dropped: int = 0) -> str:
     """The line under an answer. Figures that were not measured are left out; nothing here is a prediction."""
     stats = stats or {}
     words = []
@@ -138,6 +157,8 @@ def footer(stats: Mapping[str, Any] | None, reason: str, *, still_measuring: boo
         words.append(ENDINGS[reason])
     if stats.get("repeating"):
         words.append("repeating text, not representative")
+    if num_dropped:
+        words.append(dropped(num_dropped))
     return " · ".join(words)
 
 
@@ -145,7 +166,7 @@ def status_html(line: str) -> str:
     """The status line as markup: a dot in the colour of its state, then the text, escaped."""
     state = line.split(" · ")[0].split(":")[0].strip()
     state = "measuring" if state.startswith("measuring") else state
-    kind = {"active": "active", "ready": "ready", "off": "off", "paused": "off", "loading": "busy", "waiting": "busy", "measuring": "busy",
+    kind = {"active": "active", "ready": "ready", "off": "off", "paused": "off", "unloaded": "off", "loading": "busy", "waiting": "busy", "measuring": "busy",
             "failed": "failed", "error": "failed"}.get(state, "ready")
     text = html.escape(line)
     if state in ("active", "off", "paused"):

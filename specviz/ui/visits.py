@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from .messages import Look, Message
 from .slicer import Slicer
 
 if TYPE_CHECKING:                # the service imports torch; the page opens without waiting for it
@@ -21,7 +22,7 @@ SKIP = gr.skip()
 
 class Screen(tuple):
     """One update of the page's live outputs, in the order of `FIELDS`; what is not named stays as it is."""
-    FIELDS = ("viewer", "chat", "status", "prompt", "more")
+    FIELDS = ("viewer", "chat", "status", "prompt", "more", "bar")
 
     def __new__(cls, **changes: Any) -> Screen:
         assert changes.keys() <= set(cls.FIELDS)
@@ -37,7 +38,8 @@ class Visit:
     """What the server remembers of one open page.
 
     turn: number of the last question; a generator of an earlier turn must not touch the chat any more. busy: a question waits or is
-    being answered. live: a run of this page sends to its viewer. stopped: Stop was pressed. interrupted: someone waits, so end the plain measurement.
+    being answered. look: how texts are shown. chat: what the chat shows, as far as this turn has changed it. system, num_new: what the last
+    request asked for. num_dropped: turns that were left out of its prompt. live: a run of this page sends to its viewer. stopped: Stop was pressed. interrupted: someone waits, so end the plain measurement.
     """
     turn: int = 0
     busy: bool = False
@@ -47,6 +49,11 @@ class Visit:
     run: Run | None = None
     slicer: Slicer | None = None
     drafted: list[int] = field(default_factory=list)
+    look: Look = Look()
+    chat: list[Message] | None = None
+    system: str = ""
+    num_new: int = 1
+    num_dropped: int = 0
 
 
 class Pace:
