@@ -58,6 +58,9 @@ class FractionVector:
     def sum(self) -> Fraction:
         return sum(self._values, Fraction(0))
 
+    def count_nonzero(self) -> int:
+        return sum(value != 0 for value in self._values)
+
     def clone(self) -> FractionVector:
         return FractionVector(self._values)
 

@@ -7,11 +7,18 @@ vocabularies, over several steps. Every test of a fault asserts both that the ho
 from fractions import Fraction as F
 
 import pytest
+import torch
 
 from fakes import (Choices, EnumeratingNoise, FractionVector, Table, honest, law, one_hot, one_step, speculative_law, target_law, vector,
                    whole_law)
+from specviz.drafters.draft_tree import ChosenTree, DrawnTree, shape
+from specviz.drafters.lookahead import Pool, Window
+from specviz.drafters.suffix import Suffix
 from specviz.engine import rules
 from specviz.engine.draft import ROOT, Draft
+from specviz.engine.drafting import Budget, DraftSettings
+from specviz.engine.sampling import SamplingParams
+from specviz.engine.sequence import Sequence
 from specviz.engine.verify import verify, without
 
 
@@ -128,6 +135,67 @@ def sure(q):
     return max(q) < F(1, 2)
 
 
+def paths_of(tokens, tree):
+    """The prefixes of the nodes that a growing tree wants to expand."""
+    for node in tree.frontier:
+        path = []
+        while node != ROOT:
+            path.append(tree.tokens[node])
+            node = tree.parents[node]
+        yield [*tokens, *path[::-1]]
+
+
+def drawn_tree(model, num_nodes, depth, width):
+    """The draft-tree method's own growth under sampling, on a table model."""
+    def propose(tokens, step, noise):
+        tree = DrawnTree(shape(num_nodes, depth, width), lambda probs, at, number: noise.draw_draft(probs, len(tokens) + at, step, number))
+        while tree.frontier:
+            tree.add([model(prefix) for prefix in paths_of(tokens, tree)])
+        nodes, parents, _ = tree.finished()
+        return Draft(nodes, parents, tree.probs)
+    return propose
+
+
+def chosen_tree(model, num_nodes, depth):
+    """The draft-tree method's own growth when greedy; whether its choice is good is no part of the law."""
+    def propose(tokens, step, noise):
+        tree = ChosenTree(num_nodes, depth, 2, 99)
+        while tree.frontier:
+            tree.add([torch.tensor([float(p) for p in model(prefix)]) for prefix in paths_of(tokens, tree)])
+        nodes, parents, _ = tree.finished()
+        return Draft(nodes, parents)
+    return propose
+
+
+class LooksAhead:
+    """The lookahead method's own window and pool; the target's first choices at the window's nodes come from the table."""
+
+    def __init__(self, target, size):
+        self.target, self.window, self.before = target, Window(2, size, Pool(2)), None
+
+    def __call__(self, tokens, step, noise):
+        text = [0, *tokens]                                  # a prompt of one token
+        if self.window.fed:
+            old, draft = self.before
+            rows = [list(self.target([*old, *(draft.tokens[i] for i in draft.path(node))])) for node in self.window.fed]
+            self.window.learn([row.index(max(row)) for row in rows], text, len(tokens) - len(old))
+        self.before = list(tokens), self.window.draft(text, Budget(2, 2, 9))
+        return self.before[1]
+
+
+class LooksUp:
+    """The suffix method itself, and where nothing matches another way of drafting (the hybrid method's split)."""
+
+    def __init__(self, otherwise):
+        self.drafter, self.otherwise = Suffix(min_match=1), otherwise
+        self.sequence = Sequence(0, [0], SamplingParams(), self.drafter, DraftSettings(), None, frozenset())
+
+    def __call__(self, tokens, step, noise):
+        self.sequence.tokens[1:] = tokens
+        [draft] = self.drafter.propose([self.sequence], [Budget(2, 2)])
+        return draft if len(draft) else self.otherwise(tokens, step, noise)
+
+
 def drafters(size):
     q = Table("draft", size)
     deep = size == 2
@@ -150,6 +218,9 @@ def drafters(size):
         "window and top-k": with_window(top(q, (2, 1)), size),
         "unjudged tail": unjudged_tail(Tree(q, (1, 1))),
         "the target itself": Tree(Table("target", size), (1, 1)),
+        "draft tree, drawn": drawn_tree(q, 5 if deep else 3, 3 if deep else 2, 2),
+        "draft tree, wide": drawn_tree(q, 4, 2, 3),
+        "draft tree, chosen": chosen_tree(q, 4, 3),
     }
 
 
@@ -168,6 +239,26 @@ def test_lossless_for_many_models(seed):
     target, q = Table(f"p{seed}", 4), Table(f"q{seed}", 4)
     for propose in (Tree(q, (1, 1)), Tree(q, (3,)), Tree(q, (3,), replace=False), top(q, (3, 2)), Tree(target, (2,), replace=False)):
         assert speculative_law(target, propose, 2) == target_law(target, 2)
+
+
+@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("name", ["lookahead 2", "lookahead 3", "suffix", "hybrid"])
+def test_drafters_that_remember_are_lossless(name, greedy):
+    """Five tokens over whole runs, in which window, pool and index live on from step to step, have exactly the target's distribution."""
+    target, q = Table("target", 2, greedy), Table("draft", 2)
+    make = {"lookahead 2": lambda: LooksAhead(target, 2), "lookahead 3": lambda: LooksAhead(target, 3), "suffix": lambda: LooksUp(plain),
+            "hybrid": lambda: LooksUp(Tree(q, (1, 1)))}[name]
+    drafted = []
+
+    def counted():
+        propose = make()
+        def wrapped(tokens, step, noise):
+            draft = propose(tokens, step, noise)
+            drafted.append(draft.num_judged)
+            return draft
+        return wrapped
+    assert whole_law(target, counted, 5) == target_law(target, 5)
+    assert any(drafted)
 
 
 def test_both_enumerations_agree():
@@ -330,6 +421,16 @@ def test_siblings_without_replacement_judged_with_unconditional_q():
     """A second sibling was drawn from what the first left of q; that is the q to judge it with."""
     assert first_token(Tree(always(Q), (2,), replace=False)) == P
     assert first_token(Unconditional(always(Q), (2,), replace=False)) != P
+
+
+def test_reranking_drawn_siblings():
+    """Keeping the more probable of two drawn siblings looks at what was drawn and changes the law; chosen nodes may be reranked."""
+    def propose(tokens, step, noise):
+        draft = drawn_tree(always(Q), 2, 1, 2)(tokens, step, noise)
+        best = max(range(2), key=lambda node: Q[draft.tokens[node]])
+        return Draft((draft.tokens[best],), (ROOT,), [draft.probs[best]])
+    assert first_token(drawn_tree(always(Q), 2, 1, 2)) == P == first_token(chosen_tree(always(Q), 2, 1))
+    assert first_token(propose) != P
 
 
 class ReplayedNoise(EnumeratingNoise):
