@@ -56,7 +56,6 @@ def fetch_small_files(source: str, offline: bool) -> HubModel:
         if not offline:
             try:
                 info = HfApi(endpoint=ENDPOINT).model_info(repo, revision=revision, files_metadata=True, timeout=20)
-                revision = info.sha
                 weights = {file.rfilename: file.size or 0 for file in info.siblings or () if _is_weights(file.rfilename)}
                 if not weights:
                     raise LoadError(f"{repo} has no safetensors weights at its top level; choose another repository of the same model.")
@@ -65,7 +64,7 @@ def fetch_small_files(source: str, offline: bool) -> HubModel:
                     raise
                 offline = True                    # what was fetched earlier will do
         folder = Path(snapshot_download(repo, revision=revision, local_files_only=offline, allow_patterns=SMALL_FILES, ignore_patterns=NOT_OURS,
-                                        endpoint=ENDPOINT, cache_dir=CACHE))
+                                        endpoint=ENDPOINT, cache_dir=CACHE, tqdm_class=_bar(lambda fraction: None, 0)))
     missing = sum(size for name, size in weights.items() if not (folder / name).is_file())
     return HubModel(repo, folder.name, folder, missing)
 
@@ -77,7 +76,7 @@ def fetch_files(source: str, offline: bool, patterns: Sequence[str]) -> Path:
     with _explained(source, match["repo"], offline):
         from huggingface_hub import snapshot_download
         return Path(snapshot_download(match["repo"], revision=match["revision"], local_files_only=offline, allow_patterns=list(patterns),
-                                      ignore_patterns=NOT_OURS, endpoint=ENDPOINT, cache_dir=CACHE))
+                                      ignore_patterns=NOT_OURS, endpoint=ENDPOINT, cache_dir=CACHE, tqdm_class=_bar(lambda fraction: None, 0)))
 
 
 def fetch_weights(model: HubModel, offline: bool, progress: Callable[[str, float | None], None]) -> Path:

@@ -103,9 +103,10 @@ def estimate(model: Shape | PretrainedConfig | Sizes, quantization: str = "none"
     sizes = model if isinstance(model, Sizes) else sizes_of(model)
     width = dtype.itemsize
     linear_bytes = sizes.linear * _PER_WEIGHT.get(quantization, width) + (4 * sizes.linear_rows if quantization == "int8" else 0)
-    # on a CPU in float32 the engine packs the head anew: a tied one exists twice
-    has_own_head = not sizes.tied or (kind == "cpu" and dtype == torch.float32)
-    weights = int(linear_bytes) + width * (sizes.embedding + sizes.other + (sizes.head if has_own_head else 0))
+    # on a CPU in float32 the engine packs the head as it packs the layers: a tied one exists twice
+    packs_head = kind == "cpu" and dtype == torch.float32
+    head_bytes = sizes.head * (1 if quantization == "int8" else width) if packs_head else 0 if sizes.tied else sizes.head * width
+    weights = int(linear_bytes) + width * (sizes.embedding + sizes.other) + head_bytes
     unpacked = width * sizes.num_parameters if kind == "cpu" else weights
     return Estimate(weights, width * sizes.cache_per_token * context, WORKSPACE_BYTES[kind], unpacked)
 
