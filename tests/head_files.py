@@ -61,7 +61,7 @@ def eagle3(target: LanguageModel, seed: int = 0, prefix: str = "midlayer.", num_
     new, size = _Random(seed), target.config.hidden_size
     ids = torch.randperm(target.num_tokens, generator=torch.Generator().manual_seed(seed))[:num_own].sort().values
     tensors = {"fc.weight": new(size, 3 * size), **layer_tensors(prefix, size, 2 * size, new), f"{prefix}input_layernorm.weight": new(size),
-               f"{prefix}hidden_norm.weight": new(size), "norm.weight": new(size), "lm_head.weight": new(num_own, size),
+               f"{prefix}hidden_norm.weight": new(size), "norm.weight": new(size), "lm_head.weight": 4 * new(num_own, size),
                "d2t": ids - torch.arange(num_own), "t2d": torch.zeros(target.num_tokens, dtype=torch.bool).index_fill_(0, ids, True)}
     return layer_config(target, architectures=["LlamaForCausalLMEagle3"], model_type="llama", draft_vocab_size=num_own), tensors
 

@@ -59,17 +59,18 @@ class Scheduler:
         return batch
 
     def _admit(self, sequence: Sequence) -> None:
-        """Give it a row: a fork of the parked row that shares the longest prefix, as far as its drafter can follow, or an empty one."""
+        """Give it a row: a fork of the parked row with the longest prefix that its drafter can follow, or an empty one."""
         sequence.status = Status.RUNNING
-        best, length = None, 0
+        found = []
         for parked in self.parked:
             if parked.scope == sequence.scope:
                 common = min(_common(parked.tokens, sequence.tokens), self._cache.length(parked.row), len(sequence.tokens) - 1)
-                if common > length:
-                    best, length = parked, common
-        if best is not None:
-            length = min(length, sequence.drafter.fork(best, sequence, length))
-        if best is None or not length:
+                found.append((common, parked))
+        for common, best in sorted(found, key=lambda pair: -pair[0]):        # a longer one is of no use to a drafter that has no state for it
+            if common and (length := min(common, sequence.drafter.fork(best, sequence, common))):
+                break
+            sequence.drafter.release(sequence)
+        else:
             sequence.row = self._cache.allocate()
             return
         sequence.row = self._cache.fork(best.row, length)
