@@ -974,7 +974,8 @@ function mount(root, options) {
 
   function badgeOf(compare) {
     if (!compare) return run.plain.length && !run.reason && size() ? ['wait', say(WORDS.measuring, {n: run.plain.length})] : null;
-    if (compare.mode === 'sampling' || compare.mode === 'lossy') return ['neutral', WORDS[compare.mode]];
+    if (compare.mode === 'lossy') return ['lossy', WORDS.lossy];
+    if (compare.mode === 'sampling') return ['neutral', WORDS.sampling];
     const {tokens, of} = compare, draws = compare.mode === 'shared-noise';
     if (!draws && compare.mode !== 'greedy' || compare.identical === null || !of) return null;
     if (compare.identical) return compare.partial ? ['same', say(WORDS.partial, {tokens, of})]
@@ -1070,12 +1071,10 @@ function mount(root, options) {
     loadPlotly(message.plotly).then(() => {
       chartRow.replaceChildren();
       charts = Object.keys(figures.light).map(name => {
-        const layout = figures.light[name].layout || {}, title = isObject(layout.title) ? layout.title.text : name,
-            plot = el('div', 'sv-plot'), keys = el('div', 'sv-keys');
-        set(plot, {role: 'img', 'aria-label': say(WORDS.chartLabel, {title})});
-        chartRow.append(set(box('sv-chart', box('sv-chart-head', el('h3', null, title), keys), plot), {'data-chart': name}));
+        const plot = set(el('div', 'sv-plot'), {role: 'img'}), keys = el('div', 'sv-keys'), head = el('h3');
+        chartRow.append(set(box('sv-chart', box('sv-chart-head', head, keys), plot), {'data-chart': name}));
         if (onScreen) onScreen.observe(plot);
-        return {name, plot, keys, key: null, drawnAt: 0, hidden: false};
+        return {name, plot, keys, head, key: null, drawnAt: 0, hidden: false};
       });
       chartState = 'ready';
       drawCharts();
@@ -1124,6 +1123,8 @@ function mount(root, options) {
   function drawOne(chart) {
     const figure = figures[theme()][chart.name], perStep = figure.layout.meta === 'per step', filled = ([x, y]) => ({x, y});
     const data = figure.data.map(trace => ({...trace, ...filled(series(trace.meta))}));
+    const title = isObject(figure.layout.title) ? figure.layout.title.text : chart.name;     // another run may have other words
+    if (chart.head.textContent !== title) { chart.head.textContent = title; set(chart.plot, {'aria-label': say(WORDS.chartLabel, {title})}); }
     const layout = {...figure.layout, datarevision: chartKey(), autosize: true, title: undefined, uirevision: numResets,
       xaxis: {...figure.layout.xaxis}, yaxis: {...figure.layout.yaxis}};
     let cut = false;

@@ -282,13 +282,26 @@ SPLIT = {"mode": "greedy", "identical": False, "tokens": 61, "of": 90, "index": 
     ({"mode": "sampling"}, "neutral", ["Sampling", "texts may differ"]),
     (SAME | {"mode": "shared-noise"}, "same", ["Identical to plain sampling with this seed: 180/180 tokens"]),
     (SPLIT | {"mode": "shared-noise"}, "differs", ["Differs from plain sampling with this seed at token 62", "“a”", "“b”", "Rounding"]),
-    ({"mode": "lossy"}, "neutral", ["Lossy", "does not follow"]),
+    ({"mode": "lossy"}, "lossy", ["Lossy", "does not follow"]),
 ])
 def test_badge(page, compare, kind, words):
     """The badge says what `compare` says: identical, so far, tie in a neutral colour, real difference, or sampling."""
     show(page, replace(make_trace(4), compare=compare))
     text = page.inner_text(".sv-badge")
     assert all(word in text for word in words) and f"is-{kind}" in page.get_attribute(".sv-badge", "class")
+
+
+@pytest.mark.parametrize("rule, own, words", [
+    ("rejection", "", ["min(1, p/q)"]), ("shared-noise", "", ["own draw"]), ("typical", "", ["threshold"]), ("constructor", "", ["min(1, p/q)"]),
+    ("block", "rejection", ["judged by rejection", "min(1, p/q)"]), ("block", "", ["the block it ends"])])
+def test_the_verdict_is_headed_by_its_rule(page, rule, own, words):
+    """A sampled step says what its tokens were held against; a step that another rule judged names it. Verdicts without numbers are shown."""
+    node = NodeTrace(7, " guess", -1, "accepted", q=0.5, p=0.25)
+    step = StepTrace("spec", 0.0, 1.0, 1.0, 0.0, nodes=(node,), emitted=(EmittedToken(7, " guess", "draft"), EmittedToken(8, " on", "bonus")), rule=own)
+    trace = make_trace(1)
+    show(page, replace(trace, meta={"sampling": {"temperature": 1.0}, "verification": rule}, steps=(trace.steps[0], step), stats=None))
+    text = page.inner_text(".sv-inspector")
+    assert all(word in text for word in words) and "accepted" in text
 
 
 def test_no_badge_where_nothing_was_compared(page):
@@ -491,6 +504,19 @@ def test_charts_are_drawn_and_follow(page):
     page.wait_for_function(f"{plot.format('acceptance')}.layout.font.color === '{charts.PALETTES['dark']['text']}'")
     page.click("text=Charts as table")
     assert count(page, ".sv-data tr") == 31
+
+
+def test_a_lossy_run_is_called_so_everywhere(page):
+    """Badge, note and every chart say that the rule is lossy; the next run's charts no longer do."""
+    trace = make_trace(8)
+    lossy = replace(trace, meta=trace.meta | {"verification": "typical", "promise": "nothing", "config": {"lossless": False}},
+                    compare={"mode": "lossy"})
+    heads = "[...document.querySelectorAll('.sv-chart h3')].map(head => head.textContent)"
+    show(page, lossy, figures=charts.figures(lossy=True), plotly="/plotly.min.js")
+    page.wait_for_function(f"({heads}).length === 3 && ({heads}).every(head => head.endsWith('lossy verification'))")
+    assert "Lossy" in page.inner_text(".sv-badge") and "Lossy" in page.inner_text(".sv-notes")
+    show(page, trace, figures=charts.figures(), plotly="/plotly.min.js", run="s")
+    page.wait_for_function(f"!({heads}).some(head => head.includes('lossy'))")
 
 
 def test_charts_missing_is_said_and_all_else_works(page):
