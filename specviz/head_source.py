@@ -8,7 +8,7 @@ from .default_model import Progress
 from .drafters.checkpoints import PICKLED, head_kind
 from .hub import fetch_files, is_hub_id
 
-__all__ = ["FoundHeads", "find_heads"]
+__all__ = ["FoundHeads", "find_heads", "may_hold_heads"]
 
 _TELLTALE = ("medusa_num_heads", "medusa_num_layers", "draft_vocab_size", "eagle_config", "eagle_fc_bias", "speculators_model_type", "num_heads",
              "dflash_config", "specviz", "n_predict")
@@ -35,16 +35,16 @@ def find_heads(source: str, *, offline: bool = False, progress: Progress) -> Fou
     else:
         name = source.partition("@")[0]
         folder = fetch_files(source, offline, ["config.json"])
-        if _may_hold_heads(folder):
+        if may_hold_heads(folder):
             progress(f"Fetching {name} from the hub", None)
             folder = fetch_files(source, offline, ["config.json", "*.safetensors"])
             if not any(folder.glob("*.safetensors")):
                 folder = fetch_files(source, offline, ["config.json", *PICKLED])
-    kind = head_kind(folder, name) if _may_hold_heads(folder) else None
+    kind = head_kind(folder, name) if may_hold_heads(folder) else None
     return FoundHeads(folder, name, kind) if kind is not None else None
 
 
-def _may_hold_heads(folder: Path) -> bool:
+def may_hold_heads(folder: Path) -> bool:
     """Whether a configuration is not plainly that of an ordinary model. What the folder holds is then read from its tensors."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

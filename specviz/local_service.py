@@ -140,6 +140,7 @@ class _Load:
     is_fallback: bool = False
     fallback: Choice | None = None
     reason: str = ""
+    held_bytes: int = 0
     driver: Driver = field(init=False)
 
 
@@ -157,7 +158,8 @@ class LocalService:
         self._loading: _Load | None = None
         self._leaving: list[Driver] = []          # threads that may still hold memory
         self._choice: Choice | None = None
-        self._error, self._number = "", 0
+        self._error, self._number, self._held_bytes = "", 0, 0
+        self._alone = threading.Lock()            # transformers changes global defaults while it builds a model
         first = Choice(options.target or "default", options.draft, options.quantization, options.device, options.dtype)
         last = remembered.read() if remembered and options.target is None and options.draft is None else None
         self._chosen = last is not None
@@ -220,16 +222,20 @@ class LocalService:
             return self._choice if self._driver else None
 
     def offers(self) -> list[Offer]:
-        return self._shelf.offers()
+        return self._shelf.offers(self._held_bytes)
 
     def advice(self) -> list[Line]:
         return self._shelf.advice()
 
-    def suggestion(self) -> Choice | None:
-        return None if self._chosen or self._options.target else self._shelf.suggestion()
+    def suggestion(self) -> Offer | None:
+        return None if self._chosen or self._options.target else self._shelf.suggestion(self._held_bytes)
 
     def inspect(self, choice: Choice) -> Inspection:
-        return self._shelf.inspect(choice, self.choice())
+        with self._lock:
+            if self._loading:
+                raise Busy(f"{self._loading.choice.target} is being loaded. Look again when that has ended.")
+        with self._alone:
+            return self._shelf.inspect(choice, self._held_bytes)
 
     def load(self, choice: Choice, *, unload_first: bool = False) -> None:
         with self._lock:
@@ -249,7 +255,7 @@ class LocalService:
         with self._lock:
             if self._driver:
                 self._retire(self._driver)
-                self._driver, self._error = None, ""
+                self._driver, self._error, self._held_bytes = None, "", 0
 
     def _begin(self, load: _Load) -> None:
         """Let a new driver load in its own thread. Called with the lock held or before anyone else knows of the service."""
@@ -260,12 +266,12 @@ class LocalService:
         load.driver.start()
 
     def _open(self, load: _Load, progress: Callable[..., None]) -> Opened:
-        """In the new driver's thread: make room, then load. One at a time: transformers changes global defaults while it loads."""
+        """In the new driver's thread: make room, then load, one at a time."""
         with self._lock:
             if load.unload_first and self._driver and load is self._loading:
                 load.fallback = self._choice
                 self._retire(self._driver)
-                self._driver = None
+                self._driver, self._held_bytes = None, 0
             leaving = list(self._leaving) if load.unload_first or load.is_fallback else [d for d in self._leaving if d.cancelled]
         for driver in leaving:
             progress("Waiting until the former model has ended its answers")
@@ -278,8 +284,11 @@ class LocalService:
         method = self._options.method if load.is_first else None
         if load.is_first and load.fallback:
             self._shelf.check_here(choice)        # what was remembered may have been deleted: nothing is fetched unasked
-        return self._opener(replace(self._options, target=choice.target, draft=choice.draft, quantization=choice.quantization,
-                                    device=choice.device, dtype=choice.dtype, method=method), progress)
+        with self._alone:
+            opened = self._opener(replace(self._options, target=choice.target, draft=choice.draft, quantization=choice.quantization,
+                                          device=choice.device, dtype=choice.dtype, method=method), progress)
+            load.held_bytes = self._shelf.held_bytes(choice)
+            return opened
 
     def _settled(self, load: _Load) -> None:
         """In the driver's thread, when loading has ended: put the pair to use, or stay with the former one."""
@@ -292,7 +301,7 @@ class LocalService:
                 self._error = load.driver.problem
                 self._restore(load)
                 return
-            former, self._driver, self._choice = self._driver, load.driver, load.choice
+            former, self._driver, self._choice, self._held_bytes = self._driver, load.driver, load.choice, load.held_bytes
             self._number += 1
             if former:
                 self._retire(former, then=load.driver.retune)

@@ -153,8 +153,8 @@ class Service(Protocol):
         """The targets that can be chosen by name, with their fit on this machine now."""
     def advice(self) -> list[Line]:
         """What the list of models should say of this machine, such as a PyTorch without CUDA beside an NVIDIA card."""
-    def suggestion(self) -> Choice | None:
-        """The best choice that fits a CUDA device and needs no account; None without one, or once somebody has chosen."""
+    def suggestion(self) -> Offer | None:
+        """The best target that fits the CUDA device and needs no account; None without one, or once somebody has chosen."""
     def inspect(self, choice: Choice) -> Inspection:
         """Whether target and drafter work together and fit, from files and configurations alone. May ask the hub for small files."""
     def load(self, choice: Choice, *, unload_first: bool = False) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 from specviz import metrics
 from specviz.engine.rules import RULES
 from specviz.errors import Busy, NotEnoughMemory, PromptTooLong
-from specviz.service import ChatRequest, MethodInfo, Status
+from specviz.service import ChatRequest, Choice, Inspection, Line, MethodInfo, Offer, Status
 from specviz.trace import CacheTrace, EmittedToken, NodeTrace, PlainToken, ResidualTrace, StepTrace, TopTrace, Trace
 
-__all__ = ["ANSWER", "EOS", "FakeRun", "FakeService", "METHODS", "pieces"]
+__all__ = ["ANSWER", "EOS", "FakeRun", "FakeService", "METHODS", "OFFERS", "pieces"]
 
 EOS = 2
 ANSWER = ("Speculative decoding lets a small model guess the next few tokens. The large model then checks all of them in one pass, keeps "
@@ -29,6 +29,13 @@ METHODS = [
     MethodInfo("prompt_lookup", "Prompt lookup", "Copies drafts from the text so far."),
     MethodInfo("draft_model", "Draft model", "A small model guesses.", reason="no draft model is loaded; start with --draft"),
     MethodInfo("medusa", "Medusa", "Extra heads guess several tokens.", note="untrained: expect few accepted"),
+]
+OFFERS = [
+    Offer("tiny/one", "Tiny-1B", "Small and quick.", "Apache-2.0", 2048, 1_000_000_000, 0, 1_200_000_000, "", ("tiny/draft",), ("int8", "none")),
+    Offer("big/<b>eight</b>", "Big-<i>8B</i>", "For a card.\nSecond line <img src=x onerror=window.pwned=1>", "MIT", 32768, 8_000_000_000,
+          5_100_000_000, 6_400_000_000, "", ("tiny/draft", "other/draft"), ("nf4", "none"), gated=True),
+    Offer("huge/model", "Huge-70B", "Too large here.", "Llama", 131072, 70_000_000_000, 40_000_000_000, 45_000_000_000,
+          "does not fit: needs 45.0 GB, 7.9 GB free"),
 ]
 ACCEPTED = (4, 2, 0, 5, 1, 3)          # accepted drafts per step, in turn, cut to k
 
@@ -165,12 +172,20 @@ class FakeService:
                  busy: bool = False, fail_after: int | None = None, max_prompt_tokens: int = 400) -> None:
         self.answer, self.pause_s, self.busy, self.fail_after = answer, pause_s, busy, fail_after
         self.max_prompt_tokens = max_prompt_tokens
-        self.status_now = Status(state, message, 0.4 if state == "loading" else None)
+        self.status_now = Status(state, message, 0.4 if state == "loading" else None, is_loading=state == "loading")
         self.config_now = {"target": "Tiny-1B", "drafter": None, "device": "cpu", "dtype": "float32", "quantization": "int8", "threads": 2,
                            "context": 2048, "exactness": "bitwise"}
         self.requests: list[ChatRequest] = []
         self.runs: list[FakeRun] = []
         self.closed = False
+        self.choice_now: Choice | None = Choice("tiny/one") if state == "ready" else None
+        self.inspections: dict[str, Inspection] = {}         # by target; others are possible, with the download of their offer
+        self.load_problems: dict[str, str] = {}              # target -> why loading fails
+        self.loads: list[tuple[Choice, bool]] = []
+        self.may_end = threading.Event()                     # loading stands at 50 % until it is set
+        self.may_end.set()
+        self.suggested: Offer | None = None
+        self.notices: list[Line] = []
 
     @property
     def num_submitted(self) -> int:
@@ -203,6 +218,49 @@ class FakeService:
         answer = self.answer.get(last, ANSWER) if isinstance(self.answer, dict) else self.answer
         self.runs.append(FakeRun(self, request, answer, len(self.requests)))
         return self.runs[-1]
+
+    def choice(self) -> Choice | None:
+        return self.choice_now
+
+    def offers(self) -> list[Offer]:
+        return list(OFFERS)
+
+    def advice(self) -> list[Line]:
+        return self.notices
+
+    def suggestion(self) -> Offer | None:
+        return self.suggested
+
+    def inspect(self, choice: Choice) -> Inspection:
+        if choice.target in self.inspections:
+            return self.inspections[choice.target]
+        download = next((offer.download_bytes for offer in OFFERS if offer.source == choice.target), 0)
+        return Inspection((Line("good", f"{choice.target} and {choice.draft} share one tokenizer."),
+                           Line("note", f"Quantization {choice.quantization}.")), download)
+
+    def load(self, choice: Choice, *, unload_first: bool = False) -> None:
+        if self.status_now.is_loading:
+            raise Busy("Another model is being loaded already.")
+        self.loads.append((choice, unload_first))
+        self.status_now = replace(self.status_now, is_loading=True, message=f"Reading {choice.target}", fraction=0.5, last_error="")
+        threading.Thread(target=self._load, args=(choice,), daemon=True).start()
+
+    def _load(self, choice: Choice) -> None:
+        self.may_end.wait(30)
+        if not self.status_now.is_loading:                   # cancelled
+            return
+        if error := self.load_problems.get(choice.target):
+            self.status_now = replace(self.status_now, is_loading=False, last_error=error)
+            return
+        name = next((offer.name for offer in OFFERS if offer.source == choice.target), choice.target)
+        self.choice_now, self.config_now = choice, self.config_now | {"target": name, "drafter": choice.draft}
+        self.status_now = Status("ready", "Ready.", 1.0, number=self.status_now.number + 1)
+
+    def cancel_load(self) -> None:
+        self.status_now = replace(self.status_now, is_loading=False)
+
+    def unload(self) -> None:
+        self.choice_now, self.status_now = None, Status("unloaded", "No model is loaded. Choose one under Models.")
 
     def close(self) -> None:
         self.closed = True

@@ -14,6 +14,8 @@ from .conversations import ChatBar
 from .examples import EXAMPLES
 from .handlers import Handlers
 from .messages import LATEX_DELIMITERS
+from .model_handlers import ModelHandlers
+from .models_panel import ModelsPanel
 from .recordings import TRACES, Recording, titles
 from .viewer import Viewer, trace_message
 
@@ -59,6 +61,7 @@ def build(service: Service, recording: Recording, *, method: str | None = None, 
         status = gr.HTML(strings.status_html(handlers.resting_line()), elem_id="status", padding=False)
         if recording.problem:
             gr.HTML(f'<p class="page-notice" role="alert">{html.escape(recording.problem)}</p>', elem_id="notice", padding=False)
+        models = ModelsPanel(ModelHandlers(service, handlers, read_only))
         with gr.Row(elem_id="main", equal_height=False):
             with gr.Column(scale=4, min_width=320, elem_id="chat-column"):
                 chat = gr.Chatbot(
@@ -97,7 +100,8 @@ def build(service: Service, recording: Recording, *, method: str | None = None, 
         prompt.stop(handlers.stop, None, prompt, **LIGHT)
         more.click(handlers.measure_more, [chat], **live)
         shelf.change(handlers.show_recording, shelf, [viewer, status], **LIGHT)
-        page.load(handlers.load, None, [status, *menus], show_progress="hidden", concurrency_limit=None, **PRIVATE)
+        loaded = page.load(handlers.load, None, [status, *menus], show_progress="hidden", concurrency_limit=None, **PRIVATE)
+        loaded.then(**models.wire(status, *menus))
         page.unload(handlers.leave)
         gr.api(handlers.generate, api_name="generate", **MODEL)
     return page.queue(max_size=20)
