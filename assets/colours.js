@@ -4,6 +4,7 @@
 'use strict';
 const ORIGINS = ['draft', 'correction', 'bonus'];      // "plain" tokens stay as they are; styles in page.css
 const REACH = 160;                                     // characters that may be skipped to find the next match
+const MARKS = '*_`#|~\\';
 const SURE = 4;                                        // so many equal characters in a row count as a match
 const ENOUGH = 0.6;                                    // a text of which less than this was found is another text: leave it
 
@@ -13,11 +14,13 @@ const supported = () => Boolean(global.CSS && CSS.highlights && global.Highlight
  * and puts few in, so a walk that skips as little as possible is right wherever the texts agree. */
 function align(source, shown) {
   const places = new Int32Array(shown.length).fill(-1);
-  const same = (s, t) => {
-    const length = Math.min(SURE, shown.length - t, source.length - s);
-    if (length <= 0) return false;
-    for (let i = 0; i < length; i++) if (source.charCodeAt(s + i) !== shown.charCodeAt(t + i)) return false;
-    return true;
+  const same = (s, t) => {                              // marks between the characters of the source do not break a match
+    const end = Math.min(t + SURE, shown.length);
+    if (t >= end || source[s] !== shown[t]) return false;
+    while (t < end && s < source.length) {
+      if (source[s] === shown[t]) { s++; t++; } else if (MARKS.includes(source[s])) s++; else return false;
+    }
+    return t === end;
   };
   let s = 0, t = 0;
   while (t < shown.length && s < source.length) {

@@ -157,7 +157,7 @@ function mount(root, options) {
       const shown = document.querySelectorAll('#chat .message-row');
       rows.forEach((row, i) => {
         const at = row.role === 'assistant' && runs[i] ? row.parts.findIndex(part => part.kind === 'text') : -1;
-        const part = at >= 0 && shown[i] ? shown[i].querySelectorAll('.message')[shown[i].querySelectorAll('.message').length - row.parts.length + at] : null;
+        const part = at >= 0 && shown[i] ? shown[i].querySelectorAll('.message.panel-full-width')[at] : null;
         if (part) answers.push({root: part, runs: runs[i]});
       });
     }
