@@ -61,9 +61,9 @@ def measure(heads: Heads, target: LanguageModel, prompt: Seq[int], answer: Seq[i
     cache = KVCache(len(tokens), target.device)
     output = target.forward([Row(cache.allocate(), tokens)], cache, hidden=(FINAL,) if eagle is None else eagle.needs)[0]
     first = max(0, len(prompt) - 2)                          # the guess behind states i is about token i + 2
-    choices = output.logits[first + 1:].argmax(-1)
+    choices = output.logits[first + 1:-1].argmax(-1)
     guesses = _medusa(heads, target, output.hidden[:-1]) if eagle is None else _eagle(eagle, target, output.hidden[:-1], tokens[1:])
-    return Agreement(int((guesses[first:] == choices).sum()), len(choices))
+    return Agreement(int((guesses[first:-1] == choices).sum()), len(choices))
 
 
 def _medusa(heads: Heads, target: LanguageModel, states: Tensor) -> Tensor:
