@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import HTTPBasicAuthHandler, HTTPPasswordMgrWithDefaultRealm, HTTPSHandler, OpenerDirector, Request, build_opener
 
@@ -47,8 +47,8 @@ def fetch_wheel(project: str, wheel: str, num_bytes: int, part: Path, report: Ca
             _stream(opener, url, num_bytes, part, report)
             return
         except (URLError, OSError, ValueError, LookupError) as error:
-            reason = getattr(error, "reason", None) or error
-            problems.append(f"{_without_password(index)}: {str(reason)[:120] or type(error).__name__}")
+            reason = f"{error.code} {error.reason}" if isinstance(error, HTTPError) else str(getattr(error, "reason", None) or error)
+            problems.append(f"{_without_password(index)}: {reason[:120] or type(error).__name__}")
     raise LoadError("; ".join(problems))
 
 
@@ -105,7 +105,7 @@ def _opener(index: str, environ: Mapping[str, str]) -> tuple[OpenerDirector, str
     clean = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     if parts.username:
         passwords = HTTPPasswordMgrWithDefaultRealm()
-        passwords.add_password(None, clean, unquote(parts.username), unquote(parts.password or ""))
+        passwords.add_password(None, urljoin(clean, "/"), unquote(parts.username), unquote(parts.password or ""))
         handlers.append(HTTPBasicAuthHandler(passwords))
     return build_opener(*handlers), clean
 
