@@ -301,3 +301,24 @@ def test_methods_without_heads_say_what_is_missing():
         assert "--draft" in DRAFTERS[name].missing(Parts(lab.target, lab.cache))
         assert "--draft" in DRAFTERS[name].missing(Parts(lab.target, lab.cache, heads={"medusa": lab.parts.heads["medusa"]}))
         assert not DRAFTERS[name].missing(lab.parts) and not DRAFTERS[name].note(lab.parts)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_cancelling_frees_what_was_stored(name):
+    """Waiting, reading its prompt or decoding: a cancelled request leaves no row in the head's cache, and the others go on unchanged."""
+    lab = Lab(max_rows=2, token_budget=8, max_parked=0)
+    prompts = [repeating_prompt(20, seed=i) for i in range(4)]
+    expected = Lab().run(prompts[0], max_new_tokens=24).tokens
+    survivor, decoding, waiting = (lab.add(prompt, name) for prompt in prompts[:3])
+    while len(decoding.tokens) < 3:
+        lab.step()
+    for result in (waiting, decoding):
+        lab.engine.cancel(result.sequence.id)
+    reading = lab.add(prompts[3], name)
+    lab.step()
+    assert len(lab.drafters[name]._cache) == 2
+    lab.engine.cancel(reading.sequence.id)
+    assert len(lab.drafters[name]._cache) == 1
+    lab.finish()
+    assert survivor.tokens == expected and len(lab.drafters[name]._cache) == 0
+    assert reading.sequence.drafting is None and waiting.sequence.drafting is None

@@ -81,6 +81,19 @@ def test_hidden_states_and_early_exit(family):
     close(target.forward([Row(row, tokens)], cache)[0].logits, expected)
 
 
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("precision", ["none", "fp32"])
+def test_embeddings_and_head_for_drafting_heads(family, precision):
+    """What heads read: the input embeddings, and the LM head on final states with the family's scaling or cap, equal to a whole forward's logits."""
+    model = tiny_model(family, dtype=torch.float32)
+    embedded = model.get_input_embeddings()(torch.tensor([5, 9]))
+    target = LanguageModel(model, num_tokens=300, precision=precision)
+    cache = target.new_cache(64)
+    output = target.forward([Row(cache.allocate(), text(12))], cache, hidden=(FINAL,))[0]
+    torch.testing.assert_close(target.head(output.hidden), output.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(target.embed(torch.tensor([5, 9])), embedded)
+
+
 def head(model, hidden: torch.Tensor) -> torch.Tensor:
     """LM head with the family's own scaling or cap, taken from its config."""
     with torch.inference_mode():
