@@ -5,8 +5,9 @@ tokenizer that splits text unlike the one the model was trained with; both are p
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import pre_tokenizers
@@ -30,7 +31,6 @@ def read_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTraine
     Takes about 15 s for 135 million weights, and the memory of the unpacked weights. Raises LoadError if the file is damaged or its
     architecture is not one that transformers can unpack.
     """
-    read_text_field(path, "general.architecture")
     tokenizer = read_gguf_tokenizer(path)
     try:
         source = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype, local_files_only=True)
@@ -41,7 +41,7 @@ def read_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTraine
 
 def read_gguf_description(path: Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
     """Config and tokenizer, no weights. Raises LoadError as `read_gguf` does."""
-    read_text_field(path, "general.architecture")
+    read_header(path)
     try:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True, trust_remote_code=False)
     except UNREADABLE as error:
@@ -50,11 +50,12 @@ def read_gguf_description(path: Path) -> tuple[PretrainedConfig, PreTrainedToken
 
 
 def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    header = read_header(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except UNREADABLE as error:
         raise unpackable(path, error) from error
-    if read_text_field(path, "tokenizer.ggml.pre") in DIGIT_SPLITTING:
+    if header.pre_tokenizer in DIGIT_SPLITTING:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
     return tokenizer
@@ -62,7 +63,7 @@ def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 def count_gguf_weights(path: Path) -> int:
     """Numbers in all tensors of the file: unpacked, each takes the bytes of the dtype. Raises LoadError."""
-    return sum(int(tensor.n_elements) for tensor in open_gguf(path).tensors)
+    return read_header(path).num_weights
 
 
 def unpackable(path: Path, error: BaseException) -> LoadError:
@@ -81,29 +82,31 @@ def without_gguf_traces(source: PreTrainedModel, dtype: torch.dtype) -> PreTrain
     return model.eval().requires_grad_(False)
 
 
-def read_text_field(path: Path, key: str) -> str:
-    """One text value of the file's header, "" if it has none. Raises LoadError for a file that is no GGUF or is cut short."""
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What is wanted of a file's header. pre_tokenizer: "" if the file does not say."""
+    pre_tokenizer: str
+    num_weights: int
+
+
+def read_header(path: Path) -> Header:
+    """Raises LoadError for a file that is no GGUF or is cut short."""
     try:
-        field = open_gguf(path).get_field(key)
-        return str(field.contents()) if field is not None else ""
+        status = path.stat()
+        return parse_header(path, status.st_size, status.st_mtime_ns)
     except UNREADABLE as error:
-        raise damaged(path, error) from error
+        raise LoadError(f"{path.name} is not a complete GGUF file ({brief(error)}); download it again.") from error
 
 
-def open_gguf(path: Path) -> Any:
+@lru_cache(maxsize=8)
+def parse_header(path: Path, num_bytes: int, changed_ns: int) -> Header:
+    """Parsing takes seconds where the vocabulary is large, so it is done once for each state of a file."""
     from gguf import GGUFReader
-    try:
-        reader = GGUFReader(path)
-        size = path.stat().st_size
-        if any(tensor.data_offset + tensor.n_bytes > size for tensor in reader.tensors):
-            raise ValueError("it ends before its last tensor")
-        return reader
-    except UNREADABLE as error:
-        raise damaged(path, error) from error
-
-
-def damaged(path: Path, error: BaseException) -> LoadError:
-    return LoadError(f"{path.name} is not a complete GGUF file ({brief(error)}); download it again.")
+    reader = GGUFReader(path)
+    if any(tensor.data_offset + tensor.n_bytes > num_bytes for tensor in reader.tensors):
+        raise ValueError("it ends before its last tensor")
+    field = reader.get_field("tokenizer.ggml.pre")
+    return Header("" if field is None else str(field.contents()), sum(int(tensor.n_elements) for tensor in reader.tensors))
 
 
 def brief(error: BaseException) -> str:
