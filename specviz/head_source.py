@@ -40,7 +40,8 @@ def find_heads(source: str, *, offline: bool = False, progress: Progress) -> Fou
             folder = fetch_files(source, offline, ["config.json", "*.safetensors"])
             if not any(folder.glob("*.safetensors")):
                 folder = fetch_files(source, offline, ["config.json", *PICKLED])
-    kind = head_kind(folder, name) if may_hold_heads(folder) else None
+    cheap = path.is_dir() and any(folder.glob("*.safetensors"))         # names can be read without the weights
+    kind = head_kind(folder, name) if cheap or may_hold_heads(folder) else None
     return FoundHeads(folder, name, kind) if kind is not None else None
 
 

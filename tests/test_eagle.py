@@ -15,7 +15,9 @@ from specviz.drafters import DRAFTERS, Parts
 from specviz.drafters.checkpoints import checked_heads
 from specviz.drafters.eagle import Eagle, Eagle2, Eagle3
 from specviz.drafters.eagle_head import EagleHead, rope_frequencies
+from specviz.drafters.hybrid import Hybrid, hybrid
 from specviz.drafters.static_tree import chain_tree
+from specviz.drafters.suffix import Suffix
 from specviz.engine.cache import KVCache
 from specviz.engine.draft import ROOT
 from specviz.engine.engine import Engine
@@ -322,3 +324,18 @@ def test_cancelling_frees_what_was_stored(name):
     lab.finish()
     assert survivor.tokens == expected and len(lab.drafters[name]._cache) == 0
     assert reading.sequence.drafting is None and waiting.sequence.drafting is None
+
+
+@pytest.mark.parametrize("kind, second", [("eagle3", "eagle3"), ("eagle", "eagle2"), ("medusa", "medusa")])
+def test_heads_take_over_where_a_hybrid_finds_nothing(kind, second):
+    """With heads loaded the hybrid drafts with them where no earlier text matches; over two turns the text is plain decoding's."""
+    lab, cold = Lab(), Lab()
+    assert [part.name for part in hybrid(Parts(lab.target, lab.cache, heads={kind: lab.parts.heads[kind]}))._parts] == ["suffix", second]
+    drafter = Hybrid(Suffix(lab.parts, min_match=1), DRAFTERS[second].create(lab.parts))
+    first = repeating_prompt(18)
+    answer = lab.run(first, drafter, k=6, max_new_tokens=24)
+    text = first + answer.tokens + [5, 6, 7, 8] + first[:6]
+    again = lab.run(text, drafter, k=6, max_new_tokens=24)
+    assert answer.tokens == cold.run(first, max_new_tokens=24).tokens and again.tokens == cold.run(text, max_new_tokens=24, scope="b").tokens
+    assert again.sequence.num_reused == len(first) + len(answer.tokens) - 1
+    assert {"suffix", second} <= {step.draft_by for result in (answer, again) for step in result.steps}

@@ -64,6 +64,6 @@ DRAFTERS: dict[str, Method] = {method.name: method for method in (
            "Li et al. 2024, arXiv 2406.16858", eagle.Eagle2, eagle.missing("eagle"), heads="eagle"),
     Method("eagle3", "EAGLE-3", "A head that reads a low, a middle and a high layer; the tree grows where it is sure.",
            "an EAGLE-3 head for the target", "Li et al. 2025, arXiv 2503.01840", eagle.Eagle3, eagle.missing("eagle3"), heads="eagle3"),
-    Method("hybrid", "Hybrid", "Suffix decoding where the text repeats; a draft model, if there is one, where it does not.", "nothing",
+    Method("hybrid", "Hybrid", "Suffix decoding where the text repeats; a draft model or heads, if there are any, where it does not.", "nothing",
            "Oliaro et al. 2024, arXiv 2411.04975", hybrid.hybrid),
 )}

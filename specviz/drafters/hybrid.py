@@ -15,7 +15,9 @@ from ..engine.draft import Draft
 from ..engine.drafting import Budget, Drafter, Outcome
 from ..engine.sequence import Sequence
 from .draft_model import DraftModel
+from .eagle import Eagle2, Eagle3
 from .early_exit import EarlyExit
+from .medusa import Medusa
 from .parts import Parts
 from .plain import Plain
 from .suffix import Suffix
@@ -95,10 +97,13 @@ class Hybrid:
 
 
 def hybrid(parts: Parts) -> Hybrid:
-    """Suffix decoding, and where nothing matches the draft model; early exit if there is none and the target was trained for it; or else
-    nothing. A model's guesses are better than a short match's, so with one the match must be longer."""
+    """Suffix decoding, and where nothing matches the draft model or the heads that are loaded; early exit if there are none and the target was
+    trained for it; or else nothing. A model's guesses are better than a short match's, so with one the match must be longer."""
     if parts.draft is not None:
         return Hybrid(Suffix(parts, min_match=3), DraftModel(parts))
+    for kind, method in (("eagle3", Eagle3), ("eagle", Eagle2), ("medusa", Medusa)):
+        if kind in parts.heads:
+            return Hybrid(Suffix(parts, min_match=3), method(parts))
     if parts.trained_exits:
         return Hybrid(Suffix(parts, min_match=3), EarlyExit(parts))
     return Hybrid(Suffix(parts), Plain(parts))
