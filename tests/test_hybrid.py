@@ -96,11 +96,30 @@ def test_each_part_hears_of_every_step_with_its_own_hidden_states():
 
 
 def test_the_parts_are_chosen_by_what_is_loaded():
-    """A draft model, else a target trained for early exit, else nothing but the text."""
+    """A draft model, else trained heads, else a target trained for early exit, else nothing but the text."""
     lab = Lab()
     assert [part.name for part in hybrid(lab.parts)._parts] == ["suffix", "draft_model"]
+    seconds = {kind: hybrid(Parts(lab.target, lab.cache, heads={kind: heads}))._parts[1].name for kind, heads in lab.parts.heads.items()}
+    assert seconds == {"medusa": "medusa", "eagle": "eagle2", "eagle3": "eagle3"}
     assert [part.name for part in hybrid(Parts(lab.target, lab.cache, trained_exits=(1,)))._parts] == ["suffix", "early_exit"]
     assert [part.name for part in hybrid(Parts(lab.target, lab.cache))._parts] == ["suffix", "plain"]
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
+def test_heads_follow_what_the_first_part_drafted(kind):
+    """Heads that want the target's states get those of every committed token, whoever drafted it: the text stays plain decoding's in a
+    batch, over chunked prompts and warm turns, and both parts draft."""
+    lab = Lab(token_budget=7)
+    both = hybrid(Parts(lab.target, lab.cache, heads={kind: lab.parts.heads[kind]}))
+    prompts = [repeating_prompt(12, seed=seed) for seed in range(2)]
+    for num_tokens in (10, 25):
+        results = [lab.add(prompt, both, k=5, max_new_tokens=num_tokens, scope=str(i)) for i, prompt in enumerate(prompts)]
+        lab.finish()
+        for prompt, result in zip(prompts, results):
+            assert result.tokens == lab.run(prompt, max_new_tokens=num_tokens, scope="plain").tokens
+    assert {step.draft_by for result in results for step in result.steps if step.nodes} == {"suffix", both._parts[1].name}
+    lab.engine.forget()
+    assert len(lab.cache) == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
