@@ -73,7 +73,8 @@ const WORDS = {
       differsWhy: 'Speculative: “{a}”, plain: “{b}”; margin {margin} in log-probability, more than rounding: please report the trace.',
   sameDraws: 'Identical to plain sampling with this seed: {tokens}/{of} tokens',
       drawsDiffer: 'Differs from plain sampling with this seed at token {n}',
-      drawsWhy: 'Shared noise: “{a}”, plain: “{b}”. Rounding between differently shaped passes can change a draw.',
+      drawsWhy: 'Shared noise: “{a}”, plain: “{b}”; the two best draws were {margin} apart in log-probability, ',
+      within: 'within rounding.', beyond: 'more than rounding: please report the trace.',
   sampling: 'Sampling: same distribution as plain decoding, texts may differ', measuring: 'Measuring plain decoding: {n} tokens',
       lossy: 'Lossy verification: the text does not follow the target’s distribution',
   repeating: 'Repeating text, not representative: a loop is easy to draft and inflates acceptance and speed-up.',
@@ -181,7 +182,7 @@ const SHAPES = {              // field: type, "!" where it must be there, "?" wh
   step: {kind: 'kind!', t0_ms: 'time!', draft_ms: 'ms!', verify_ms: 'ms!', other_ms: 'ms!', nodes: '[node', emitted: '[emitted',
       draft_stop: 'text', kv: '{cache', num_rows: 'int', record_ms: 'ms', top: '[top', residual: '[residual',
          source: 'source', num_drafted: 'int?', num_accepted: 'int?', server_ms: 'ms?', num_prompt_tokens: 'int', num_reused: 'int',
-         draft_by: 'text', num_pooled: 'int?', rule: 'text'},
+         draft_by: 'text', num_pooled: 'int?', rule: 'text', margin: 'number?'},
   node: {id: 'int!?', text: 'text!', parent: 'from-1!', state: 'state!', q: 'prob?', p: 'prob?', accept_prob: 'prob?', u: 'prob?',
       p_t1: 'prob?', q_t1: 'prob?', score: 'number?'},
   emitted: {id: 'int!?', text: 'text!', origin: 'origin!', num_tokens: 'int'},
@@ -984,7 +985,8 @@ function mount(root, options) {
         margin = finite(compare.margin) ? compare.margin.toPrecision(2) : WORDS.dash;
     const values = {n: finite(compare.index) ? compare.index + 1 : WORDS.dash, a: quote(compare.speculative), b: quote(compare.plain),
         margin};
-    if (draws) return ['differs', say(WORDS.drawsDiffer, values), say(WORDS.drawsWhy, values)];
+    if (draws) return [compare.tie ? 'neutral' : 'differs', say(compare.tie ? WORDS.tie : WORDS.drawsDiffer, values),
+        say(WORDS.drawsWhy, values) + (compare.tie ? WORDS.within : WORDS.beyond)];
     return compare.tie ? ['neutral', say(WORDS.tie, values), say(WORDS.tieWhy, values)]
         : ['differs', say(WORDS.differs, values), say(WORDS.differsWhy, values)];
   }

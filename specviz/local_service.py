@@ -116,7 +116,7 @@ class LocalRun:
         if step.kind == "prefill":
             took_ms = step.verify_ms             # when a measurement goes on, this is its next step; copying the prefix is no part of it
         end_ms = self._plain[-1].t_ms + took_ms if self._plain else 0.0
-        margin = None
+        margin = step.margin
         if step.top and len(step.top[0].rows) > 1 and step.top[0].temperature_one:
             (_, _, first, _), (_, _, second, _) = step.top[0].rows[:2]
             margin = math.log(first / second) if second > 0 else None

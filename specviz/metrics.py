@@ -105,8 +105,8 @@ def compare(trace: Trace) -> dict[str, Any]:
     equal; `partial` is True where one run is longer ("identical so far"). After a divergence also {"index", "speculative": {"id",
     "text"}, "plain": {"id", "text"}, "margin", "tie"}: `margin` is the target's top-2 gap there, `tie` whether it is small enough to be
     rounding. `identical` is None where nothing was compared: no plain run, or unknown token ids. Sampling under a rule that promises the
-    very text of plain sampling with the same seed is compared in the same way, as mode "shared-noise"; its margins are unknown, since
-    they depend on the noise. Other sampling: {"mode": "sampling"}, since texts may differ while the distribution is the same. A rule that
+    very text of plain sampling with the same seed is compared in the same way, as mode "shared-noise"; `margin` is then the gap between
+    the two best draws. Other sampling: {"mode": "sampling"}, since texts may differ while the distribution is the same. A rule that
     promises nothing: {"mode": "lossy"}, whatever the texts are.
     """
     sampling = trace.meta.get("sampling")
@@ -287,7 +287,7 @@ FORMULAS: dict[str, Formula] = {
     "shared": Formula("shared steps", "any decode step whose forward served other sequences too", _OURS),
     "repeating": Formula("repeating text", "a run of 8 tokens occurs 3 times", _OURS,
                          "A loop is easy to guess: the figures are not representative."),
-    "margin": Formula("margin", "log p(first) - log p(second) of the target", _OURS,
+    "margin": Formula("margin", "log p(first) - log p(second) of the target; with shared noise log p/e of both", _OURS,
                       f"Below {TIE_MARGIN:g} a different token is a rounding tie between differently shaped passes."),
     "accept_prob": Formula("acceptance probability", "min(1, p(x) / q(x)); p(x) for a chosen token", f"{_LEVIATHAN}, Algorithm 1",
                            "After a rejected sibling, p is what is left of the target's distribution."),

@@ -101,7 +101,8 @@ class StepTrace:
     (remote engines) or not all kept (a file near its size limit), and None otherwise. `draft_by` names the part that drafted where a
     method has several; `num_pooled` counts the n-grams in Lookahead's pool. `num_prompt_tokens` counts the prompt tokens read
     in a prefill step, `num_reused` those taken over from an earlier conversation. `rule` is the verification rule that judged this step,
-    where it is not the run's own (a rule for chains leaves trees to another one).
+    where it is not the run's own (a rule for chains leaves trees to another one). `margin` is given for sampled tokens of plain steps
+    whose run is compared token by token: how far the token was ahead of the next best in the draw, in log-probability.
     """
     kind: str
     t0_ms: float
@@ -125,12 +126,14 @@ class StepTrace:
     draft_by: str = ""
     num_pooled: int | None = None
     rule: str = ""
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlainToken:
     """One token of the plain run measured on the same engine: `t_ms` at its end since the first decode step, `ms` it took itself,
-    `margin` the gap between the target's two largest log-probabilities where it was chosen."""
+    `margin` the gap between the target's two largest log-probabilities where it was chosen, or between the two best draws where the run
+    samples (see `StepTrace`)."""
     id: int | None
     text: str
     t_ms: float

@@ -173,3 +173,15 @@ def test_accept_numbers_are_uniform():
 def test_one_hot_draws_nothing():
     """Greedy rows give their token whatever the seed."""
     assert {KeyedNoise(seed).draw(torch.eye(6)[4], 0) for seed in range(50)} == {4}
+
+
+def test_a_draw_s_margin_is_what_it_takes_to_change_it():
+    """Raising the second best log-probability by less than the margin leaves the draw alone, by more changes it; one-hot rows have none."""
+    for seed in range(50):
+        noise, p = KeyedNoise(seed), torch.rand(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).softmax(-1)
+        token, margin = noise.draw(p, 3), noise.margin(p, 3)
+        def drawn(change):
+            raised = [(p.log() + change * torch.eye(6, dtype=p.dtype)[other]).softmax(-1) for other in range(6) if other != token]
+            return {noise.draw(probs, 3) for probs in raised}
+        assert drawn(0.999 * margin) == {token} and len(drawn(1.001 * margin)) == 2
+    assert KeyedNoise(0).margin(torch.tensor([0.0, 1.0, 0.0]), 3) is None

@@ -182,6 +182,7 @@ def test_shared_noise_is_compared_token_by_token(service, method):
     assert list(run) and list(run.measure_plain(13)) and list(run.measure_plain(100))
     trace = loads(dumps(run.trace()))
     assert trace.compare == {"mode": "shared-noise", "identical": True, "tokens": 40, "of": 40, "partial": False}
+    assert all(token.margin is not None and token.margin > 0 for token in trace.plain)
     assert (trace.meta["verification"], trace.meta["promise"], trace.meta["config"]["lossless"]) == ("shared-noise", "text", True)
 
 

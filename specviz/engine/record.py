@@ -75,8 +75,7 @@ class Recorder:
             kind="spec" if draft.num_judged else "plain", t0_ms=1e3 * (times.begun_s - sequence.decode_start_s), draft_ms=1e3 * times.draft_s,
             verify_ms=1e3 * times.verify_s, other_ms=1e3 * times.other_s, nodes=self._nodes(work), emitted=tuple(work.emitted),
             draft_stop=draft.stop, kv=kv, num_rows=num_rows, top=self._top(work), residual=self._residuals(work), draft_by=draft.by,
-            num_pooled=draft.num_pooled,
-            rule=work.verdict.rule)
+            num_pooled=draft.num_pooled, rule=work.verdict.rule, margin=self._margin(work))
 
     def _prefill(self, work: Work, times: Times, num_rows: int) -> StepTrace:
         sequence = work.sequence
@@ -87,7 +86,14 @@ class Recorder:
             kind="prefill", t0_ms=1e3 * (chunks[0].begun_s - end_s), draft_ms=1e3 * sum(t.draft_s for t in chunks),
             verify_ms=1e3 * sum(t.verify_s for t in chunks), other_ms=1e3 * sum(t.other_s for t in chunks), emitted=tuple(work.emitted),
             kv={"target": CacheTrace(sequence.num_reused, read, work.kept.after)}, num_rows=num_rows, top=self._top(work),
-            num_prompt_tokens=sequence.num_prompt_tokens, num_reused=sequence.num_reused)
+            num_prompt_tokens=sequence.num_prompt_tokens, num_reused=sequence.num_reused, margin=self._margin(work))
+
+    def _margin(self, work: Work) -> float | None:
+        """Of a plain sampled token, where the rule lets runs be compared token by token."""
+        sequence = work.sequence
+        if sequence.params.greedy or not sequence.keep_probs or work.draft.num_judged or sequence.rule.promise != "text":
+            return None
+        return sequence.noise.margin(work.probs[0], len(sequence.tokens) - len(work.emitted))
 
     def _nodes(self, work: Work) -> tuple[NodeTrace, ...]:
         draft = work.draft

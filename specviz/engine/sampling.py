@@ -1,6 +1,7 @@
 """From logits to the distribution that the user asked for, and the random numbers that draw from it. It knows nothing of drafts."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -129,6 +130,14 @@ class KeyedNoise:
         """See `verify.Noise`."""
         return self._draw(probs, _TOKEN, position, 0, 0)
 
+    def margin(self, probs: Tensor, position: int) -> float | None:
+        """How far the token that `draw` gives was ahead of the next best: log of the ratio of their p / e. None if no other is possible.
+
+        A smaller change of any log-probability cannot change the draw.
+        """
+        best, second = self._race(probs, _TOKEN, position, 0, 0).topk(2).values.tolist()
+        return math.log(best / second) if second > 0 else None
+
     def draw_draft(self, probs: Tensor, position: int, step: int, sibling: int = 0) -> int:
         """A token for a draft, [V]. Keyed by step as well: a position that is drafted twice gets fresh noise, or the law would change."""
         return self._draw(probs, _DRAFT, position, step, sibling)
@@ -137,9 +146,12 @@ class KeyedNoise:
         top, index = probs.max(-1)
         if top >= 1:                                          # one-hot: greedy decoding draws nothing
             return int(index)
+        return int(self._race(probs, purpose, position, step, sibling).argmax())
+
+    def _race(self, probs: Tensor, purpose: int, position: int, step: int, sibling: int) -> Tensor:
         self._generator.manual_seed(_mix(self._seed, position, purpose, step, sibling) >> 1)
         noise = torch.empty(probs.shape, dtype=torch.float64).exponential_(generator=self._generator)
-        return int((probs.to("cpu", torch.float64) / noise).argmax())
+        return probs.to("cpu", torch.float64) / noise
 
 
 class SharedNoise(KeyedNoise):
