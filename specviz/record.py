@@ -36,6 +36,7 @@ class Recording:
     temperature: float = 0.0
     seed: int = 0
     max_new_tokens: int = 128
+    verification: str = "rejection"
 
 
 def read_list(path: Path) -> list[Recording]:
@@ -56,7 +57,8 @@ def record(service: Service, recording: Recording) -> Trace:
 
     def answer(name: str, max_new_tokens: int) -> Any:
         sampling = SamplingParams(temperature=recording.temperature, seed=recording.seed, max_new_tokens=max_new_tokens)
-        run = service.submit(ChatRequest(messages, sampling, recording.method, recording.k, conversation=name))
+        run = service.submit(ChatRequest(messages, sampling, recording.method, recording.k, conversation=name,
+                                         verification=recording.verification))
         for _ in run:
             pass
         return run
