@@ -156,7 +156,7 @@ class KVCache:
             for stored in (state.keys, state.values):
                 for tensor in stored:
                     if tensor is not None:
-                        tensor[:, before:before + len(fed)] = tensor[:, source]
+                        tensor[:, before:before + len(fed)] = tensor[:, source.to(tensor.device)]      # layers may lie on several cards
         state.length += len(fed)
         state.parents.clear()
         state.depths.clear()

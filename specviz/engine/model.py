@@ -139,7 +139,7 @@ class _Step:
         for feed in self.feeds:
             end = start + feed.num_tokens
             keys, values = feed.write(layer, key[start:end], value[start:end])
-            mask = feed.mask(window, query.dtype)
+            mask = feed.mask(window, query.dtype).to(query.device)        # the cache's device, but for models spread over several cards
             if softcap is not None:
                 parts.append(_capped_attention(query[start:end], keys, values, mask, scaling, softcap))
             elif self._exact:
@@ -211,7 +211,7 @@ class _Transformers:
             keep = torch.tensor(wanted or [len(tokens) - 1], dtype=torch.long, device=tokens.device)
             logits = self._model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep,
                                  specviz_step=step).logits[0]
-        return logits[:len(wanted)], torch.cat([seen[index] for index in taps], -1) if taps else None
+        return logits[:len(wanted)], torch.cat([seen[index].to(tokens.device) for index in taps], -1) if taps else None
 
     def head(self, hidden: Tensor) -> Tensor:
         config, logits = self._model.config.get_text_config(), self._model.get_output_embeddings()(hidden)
