@@ -94,7 +94,7 @@ def open_engine(options: Options, progress: Callable[[str, float | None], None])
         "dtype": str(target.dtype).removeprefix("torch."), "quantization": loaded.placement.quantization, "threads": threads,
         "context": cache.capacity, "linears": target.linears, "decoder": "lean" if target.is_lean else "transformers",
         "exactness": _exactness(target), "weights": dict(loaded.facts),
-        "notes": [*loaded.notes, *(f"{each.name}: {each.warning}." for each in heads.values() if each.warning)],
+        "notes": [*loaded.notes, *_operator_notes(target), *(f"{each.name}: {each.warning}." for each in heads.values() if each.warning)],
     }
     machine = {"system": platform.system(), "processor": platform.processor() or platform.machine(), "cores": torch.get_num_threads(),
                **describe_machine()}
@@ -144,6 +144,14 @@ def _trained_exits(loaded: Loaded) -> tuple[int, ...]:
     if exits is None and _LAYERSKIP.search(loaded.source):
         exits = (max(1, num_layers // 4),)
     return tuple(int(layer) for layer in exits or () if 0 < int(layer) < num_layers)
+
+
+def _operator_notes(target: LanguageModel) -> list[str]:
+    """What to say where the packed operators, which are private to torch and tried on every processor, did not work."""
+    if target.device.type != "cpu" or target.dtype != torch.float32 or "torch" not in target.linears.get("kernel", "").split(" + "):
+        return []
+    return ["The fast CPU operators do not work on this processor or with this PyTorch, so PyTorch's own are used: slower, and equal to plain "
+            "decoding up to rounding only."]
 
 
 def _exactness(target: LanguageModel) -> str:

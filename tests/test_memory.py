@@ -205,3 +205,20 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("max\n")
     assert machine.available("cpu") > 1500
     assert machine.free_disk(tmp_path / "not" / "there") > 0
+
+
+def test_missing_operators_are_told(monkeypatch):
+    """Where the packed CPU operators fail, the answer still comes, and a sentence names what that costs; where they work there is none."""
+    from specviz.engine import linear
+    from specviz.opening import _operator_notes
+    assert not _operator_notes(LanguageModel(tiny_model("llama"), precision="int8"))
+
+    def fail(*arguments, **options):
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(linear.Int8Linear, "__init__", fail)
+    monkeypatch.setattr(linear.PackedLinear, "__init__", fail)
+    model = LanguageModel(tiny_model("llama"), precision="int8")
+    assert "slower, and equal to plain decoding up to rounding only" in _operator_notes(model)[0]
+    cache = model.new_cache()
+    assert model.forward([Row(cache.allocate(), [1, 2, 3])], cache)[0].logits.isfinite().all()
