@@ -8,7 +8,6 @@ from fake_service import ANSWER, FakeService
 from test_page import Tab, expect, recorded, serve
 
 pytestmark = pytest.mark.browser
-expect.set_options(timeout=20_000)      # a busy machine is no fault of the page
 
 THOUGHT = "<think>\nThe visitor wants **Euler**.\n</think>\n\n"
 RICH = ("Euler: \\(e^{i\\pi} + 1 = 0\\) is **short**.\n\n\\[ \\int_0^1 x^2\\,dx = \\frac{1}{3} \\]\n\n```python\nif a < b: print(\"$$ \\[\")\n```\n\n"

@@ -10,6 +10,7 @@ from fake_service import ANSWER, FakeService, Status
 pytestmark = pytest.mark.browser
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
+expect.set_options(timeout=20_000)      # a busy machine is no fault of the page
 
 SLOW_S, FAST_S = 0.12, 0.004
 BOT = "#chat [data-testid=bot]"
