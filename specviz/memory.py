@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
-from transformers.initialization import no_init_weights
+from transformers import PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from .errors import NotEnoughMemory
 from .machine import available
@@ -130,8 +130,8 @@ def _of_shape(shape: Shape) -> Sizes:
 
 def skeleton(config: PretrainedConfig) -> Any:
     """The model of a config with every tensor's shape and no storage, in eval mode. Raises what the model class raises."""
-    with torch.device("meta"), no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    with torch.device("meta"):                    # nothing global is touched: another thread may be loading or answering
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
     model.tie_weights()
     return model.eval()
 

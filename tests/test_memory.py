@@ -222,3 +222,26 @@ def test_missing_operators_are_told(monkeypatch):
     assert "slower, and equal to plain decoding up to rounding only" in _operator_notes(model)[0]
     cache = model.new_cache()
     assert model.forward([Row(cache.allocate(), [1, 2, 3])], cache)[0].logits.isfinite().all()
+
+
+def test_judging_a_model_touches_nothing_global():
+    """While a model is built without storage, another thread makes its tensors as ever: no default of torch is changed, not for a moment."""
+    import threading
+
+    from specviz.memory import skeleton
+    config = tiny_model("llama", num_hidden_layers=40, dtype=torch.bfloat16).config
+    config.dtype = torch.bfloat16
+    done, seen = threading.Event(), set()
+
+    def watch() -> None:
+        while not done.is_set():
+            layer = torch.nn.Linear(2, 2)
+            seen.add((torch.get_default_dtype(), layer.weight.device.type, bool(layer.weight.abs().sum() > 0)))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    for _ in range(3):
+        assert next(skeleton(config).parameters()).device.type == "meta"
+    done.set()
+    thread.join(20)
+    assert seen == {(torch.float32, "cpu", True)}
