@@ -231,5 +231,7 @@ def _lines(report: Report) -> list[Line]:
     for name, row in methods:
         if row.verdict == "no":
             unable.setdefault(row.sentence.removeprefix("Not possible: ").partition(";")[0].rstrip("."), []).append(name)
-    lines += [Line("note", f"not with this pair: {', '.join(names)} ({reason}).") for reason, names in unable.items()]
+    if unable:
+        words = [", ".join(names) + f" ({reason})" for reason, names in unable.items()]
+        lines.append(Line("note", f"not with this pair: {'; '.join(words)}."))
     return lines

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny import save_tiny, tiny_tokenizer
 
-from specviz import opening
+from specviz import loading, opening
 from specviz.engine.sampling import SamplingParams
 from specviz.errors import Busy, LoadError, SpecvizError
 from specviz.local_service import LocalService
@@ -231,6 +231,7 @@ BROKEN = {
     "stranger": (("second", "stranger"), "token 40"),
     "nowhere": (("nowhere",), "nowhere"),
     "memory": (("second",), "memory"),
+    "numbers": (("second",), "GB are free"),
     "unforeseen": (("second",), "ZeroDivisionError"),
 }
 
@@ -243,6 +244,8 @@ def test_a_failing_load_changes_nothing(start, shelf, monkeypatch, trouble, capf
     before = (service.config(), service.methods(), service.default_method(), service.choice())
     if trouble == "memory":
         monkeypatch.setattr(opening, "_warm_up", no_memory)
+    if trouble == "numbers":
+        monkeypatch.setattr(loading, "available", lambda device: 1_000_000)
     if trouble == "unforeseen":
         monkeypatch.setattr(opening, "_warm_up", lambda target: 1 / 0)
     names, words = BROKEN[trouble]

@@ -118,7 +118,7 @@ class ModelHandlers:
             state = texts.state_html(status)
             if state != shown:
                 line = strings.status_html(strings.loading(status.message, status.fraction)) if status.state == "loading" else SKIP
-                yield Update(status=line, load=OFF, unload=OFF, cancel=gr.update(visible=True), suggest=OFF, state=state)
+                yield Update(status=line, load=OFF, unload=OFF, cancel=gr.update(interactive=True), suggest=OFF, state=state)
                 shown = state
             time.sleep(POLL_S)
         if status.number == number:               # it failed or was cancelled: the form stays, to be corrected
@@ -145,7 +145,8 @@ class ModelHandlers:
         wish = None if self.read_only else self.service.suggestion()
         button = gr.update(value=texts.suggestion(wish), visible=True, interactive=True) if wish else gr.update(visible=False)
         panel = {"panel": gr.update(open=True)} if wish and self.service.status().number <= 1 else {}
-        return panel | {"notices": texts.lines_html(self.service.advice()), "suggest": button,
+        notices = texts.notices_html(self.service.advice())
+        return panel | {"notices": gr.update(value=notices, visible=bool(notices)), "suggest": button,
                         "cards": gr.update(choices=[(texts.card(offer, offer.source == used), offer.source) for offer in offers])}
 
     def _looking(self, target: Any) -> dict[str, Any]:
@@ -174,7 +175,7 @@ class ModelHandlers:
     def _buttons(self, refusal: str = "") -> dict[str, Any]:
         status = self.service.status()
         can = not status.is_loading and not self.read_only
-        return {"load": gr.update(interactive=can), "cancel": gr.update(visible=status.is_loading and not self.read_only),
+        return {"load": gr.update(interactive=can), "cancel": gr.update(interactive=status.is_loading and not self.read_only),
                 "unload": gr.update(interactive=can and status.state == "ready"), "state": texts.state_html(status, refusal)}
 
     def _status(self) -> str:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:                # the service imports torch; the page opens without waiting for it
     from ..service import Inspection, Line, Offer, Status
 
-__all__ = ["CONSENT", "MAKE_ROOM", "NO_DRAFT", "READ_ONLY", "TITLE", "card", "consent", "draft", "lines_html", "problem", "report_html", "size", "state_html",
+__all__ = ["CONSENT", "MAKE_ROOM", "NO_DRAFT", "READ_ONLY", "TITLE", "card", "consent", "draft", "notices_html", "problem", "report_html", "size", "state_html",
            "suggestion", "waiting_html"]
 
 TITLE = "Models: what answers, and what drafts"
 READ_ONLY = "This page is shared with others, so only its operator chooses the model, with --target and --draft."
-NO_DRAFT = "No draft model"
+NO_DRAFT = "None: methods that need no drafter"
 CONSENT = "Download it"
 MAKE_ROOM = "Unload the model in use first: both together do not fit"
 _MARKS = {"good": "✓", "note": "·", "bad": "✕"}
@@ -32,8 +32,7 @@ def card(offer: Offer, is_used: bool) -> str:
     fit = f"✕ {offer.fit.rstrip('.')}" if offer.fit else f"✓ fits: {memory}"
     download = f"{size(offer.download_bytes)} to download" if offer.download_bytes else "on this machine"
     facts = [offer.licence + (", needs an account" if offer.gated else ""), download, f"context {offer.context_length:,} tokens"]
-    title = f"{_line(offer.name)}{' · in use' if is_used else ''}"
-    return "\n".join([title, _line(fit), _line(" · ".join(facts)), _line(offer.summary)])
+    return "\n".join([_line(offer.name), f"{'in use · ' if is_used else ''}{_line(fit)}", _line(" · ".join(facts)), _line(offer.summary)])
 
 
 def draft(source: str, name: str) -> str:
@@ -64,14 +63,15 @@ def problem(inspection: Inspection, has_consent: bool, has_room: bool) -> str:
 
 
 def report_html(inspection: Inspection) -> str:
-    return lines_html(inspection.lines)
-
-
-def lines_html(lines: Iterable[Line]) -> str:
     """Markup around escaped text."""
     rows = "".join(f'<li data-level="{line.level if line.level in _MARKS else "note"}"><span aria-hidden="true">{_MARKS.get(line.level, "·")}</span>'
-                   f"<span>{html.escape(_line(line.text))}</span></li>" for line in lines)
+                   f"<span>{html.escape(_line(line.text))}</span></li>" for line in inspection.lines)
     return f'<ul class="page-report">{rows}</ul>' if rows else ""
+
+
+def notices_html(lines: Iterable[Line]) -> str:
+    """What this machine should be told before anything else."""
+    return "".join(f'<p class="page-notice" role="note">{html.escape(line.text)}</p>' for line in lines)
 
 
 def waiting_html(text: str) -> str:

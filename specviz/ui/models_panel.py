@@ -22,16 +22,16 @@ class ModelsPanel:
 
     def __init__(self, handlers: ModelHandlers) -> None:
         self._handlers, free = handlers, not handlers.read_only
+        self._notices = gr.HTML("", padding=False, visible=False, elem_id="models-notices")
         with gr.Accordion(texts.TITLE, open=False, elem_id="models") as self._panel:
             if handlers.read_only:
                 gr.HTML(f'<p class="page-models-note">{html.escape(texts.READ_ONLY)}</p>', padding=False, elem_id="models-read-only")
-            self._notices = gr.HTML("", padding=False, elem_id="models-notices")
             self._suggest = gr.Button("", visible=False, variant="primary", size="sm", elem_id="models-suggest")
             self._cards = gr.Radio([], show_label=False, container=False, interactive=free, elem_id="models-cards")
             with gr.Row(elem_id="models-form", visible=free):
-                self._own = gr.Textbox(label="Or your own: hub name, folder or .gguf file", placeholder="owner/name", lines=1, max_lines=1, scale=3,
+                self._own = gr.Textbox(label="Or your own: hub name, folder, .gguf file", placeholder="owner/name", lines=1, max_lines=1, scale=3,
                                        min_width=240, elem_id="models-own")
-                self._draft = gr.Dropdown([(texts.NO_DRAFT, "")], value="", label="Draft model", allow_custom_value=True, scale=3, min_width=200,
+                self._draft = gr.Dropdown([(texts.NO_DRAFT, "")], value="", label="Drafter: a model or heads", allow_custom_value=True, scale=3, min_width=200,
                                           elem_id="models-draft")
                 self._quantization = gr.Dropdown(QUANTIZATIONS, value="auto", label="Quantization", filterable=False, min_width=110,
                                                  elem_id="models-quantization")
@@ -41,9 +41,9 @@ class ModelsPanel:
             self._consent = gr.Checkbox(False, label=texts.CONSENT, visible=False, container=False, elem_id="models-consent")
             self._room = gr.Checkbox(False, label=texts.MAKE_ROOM, visible=False, container=False, elem_id="models-room")
             with gr.Row(elem_id="models-buttons", visible=free):
-                self._load = gr.Button("Load", variant="primary", size="sm", min_width=110, elem_id="models-load")
-                self._cancel = gr.Button("Cancel", size="sm", visible=False, min_width=110, elem_id="models-cancel")
-                self._unload = gr.Button("Unload", size="sm", min_width=110, interactive=False, elem_id="models-unload")
+                self._load = gr.Button("Load", variant="primary", size="sm", min_width=96, elem_id="models-load")
+                self._cancel = gr.Button("Cancel", size="sm", interactive=False, min_width=96, elem_id="models-cancel")
+                self._unload = gr.Button("Unload", size="sm", min_width=96, interactive=False, elem_id="models-unload")
             self._state = gr.HTML("", padding=False, elem_id="models-state")
 
     def wire(self, status: gr.HTML, method: gr.Dropdown, note: gr.Markdown) -> dict[str, Any]:

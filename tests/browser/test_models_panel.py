@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from fake_service import ANSWER, OFFERS, FakeService
@@ -10,6 +11,7 @@ from test_page import BOT, Tab, recorded
 pytestmark = pytest.mark.browser
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
+expect.set_options(timeout=30_000)         # looking at a real pair takes seconds on a busy machine
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def test_loading_another_model_during_a_chat(open_site):
     service.may_end.set()
     expect(page.locator("#status")).to_contain_text("ready · my/model")
     expect(page.locator("#models-state")).to_be_empty()
-    expect(page.locator("#models-cancel")).to_have_count(0)
+    expect(page.locator("#models-cancel")).to_be_disabled()
     [(choice, unload_first)] = service.loads
     assert (choice.target, choice.draft, choice.quantization, unload_first) == ("my/model", "my/draft", "auto", False)
     tab.send("Third")
@@ -157,9 +159,9 @@ def test_cancel_and_unload(open_site):
     page = tab.page
     service.may_end.clear()
     page.click("#models-load")
-    expect(page.locator("#models-cancel")).to_be_visible()
+    expect(page.locator("#models-cancel")).to_be_enabled()
     page.click("#models-cancel")
-    expect(page.locator("#models-cancel")).to_have_count(0)
+    expect(page.locator("#models-cancel")).to_be_disabled()
     expect(page.locator("#models-load")).to_be_enabled()
     expect(page.locator("#status")).to_contain_text("ready · Tiny-1B")
     service.may_end.set()
@@ -207,3 +209,50 @@ def test_a_phone_shows_the_panel_at_full_width(open_site, theme):
     for button in tab.page.locator("#models-buttons button").all():
         assert button.bounding_box()["height"] >= 40
     expect(tab.page.locator("#models > button")).to_have_text(re.compile("Models"))
+
+
+def test_switching_for_real(open_site, tmp_path):
+    """The real service on tiny checkpoints: a switch in the middle of an answer, a load that fails, and the chat that goes on."""
+    from tiny import save_tiny
+
+    from specviz.local_service import LocalService
+    from specviz.opening import open_engine
+    from specviz.options import Options
+
+    def endless(options, progress):
+        opened = open_engine(options, progress)
+        opened.eos_ids = frozenset()
+        return opened
+    first, second, broken = (save_tiny(tmp_path / name, family, seed) for name, family, seed in
+                             (("one", "llama", 0), ("two", "qwen3", 3), ("broken", "llama", 4)))
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4000])
+    service = LocalService(Options(target=str(first), device="cpu", threads=1, cache_dir=tmp_path, offline=True, browser=False), endless)
+    submit = service.submit
+    service.submit = lambda request: submit(replace(request, sampling=replace(request.sampling, max_new_tokens=60)))
+    own = "#models-own textarea, #models-own input"
+    try:
+        _, tab = open_site(service)
+        page = tab.page
+        expect(page.locator("#status")).to_contain_text("ready · one")
+        expect(page.locator(own)).to_have_value(str(first))
+        page.click("#measure-plain input")
+        for folder, words in ((broken, "damaged or cut short"), (second, "methods that can run")):
+            page.fill(own, str(folder))
+            page.press(own, "Enter")
+            expect(page.locator("#models-report")).to_contain_text("methods that can run")
+            tab.send("Guess, check, keep what was right.")
+            page.click("#models-load")
+            if folder is broken:
+                expect(page.locator("#models-state")).to_contain_text(words)
+                assert service.config()["target"] == "one" and service.choice().target == str(first)
+            tab.idle()
+        expect(page.locator("#models-state")).to_be_empty()
+        assert service.config()["target"] == "two"
+        expect(page.locator(BOT)).to_have_count(4)                    # two answers with a footer each
+        tab.send("And now?")
+        tab.idle()
+        expect(page.locator("#status")).to_contain_text("two")
+        expect(page.locator("#chat [data-testid=user]")).to_have_count(3)
+    finally:
+        service.close()
