@@ -13,6 +13,7 @@ from specviz.engine.drafting import DraftSettings
 from specviz.engine.engine import Engine
 from specviz.engine.model import LanguageModel
 from specviz.engine.record import Recorder
+from specviz.engine.rules import RULES
 from specviz.engine.sampling import SamplingParams
 from specviz.engine.smooth import CALIBRATION_TEXT
 from specviz.errors import LoadError
@@ -66,13 +67,14 @@ class Bench:
         self.drafters = {name: DRAFTERS[name].create(self.parts) for name in ("plain", "prompt_lookup")}
         self.drafters["early_exit"] = EarlyExit(self.parts, exit_layer=6)
 
-    def answer(self, messages, method: str, k: int = 5, warm: Engine | None = None) -> tuple[list[int], torch.Tensor, Engine]:
+    def answer(self, messages, method: str, k: int = 5, warm: Engine | None = None, *, rule: str = "rejection",
+               **sampling) -> tuple[list[int], torch.Tensor, Engine]:
         """Tokens, logits [n, V] at their positions, and the engine with its parked rows."""
         engine = warm or Engine(self.target, self.cache, KeepsLogits(self.codec))
         engine.recorder.rows.clear()
         prompt = self.codec.render(messages)
-        engine.add(prompt, SamplingParams(max_new_tokens=NUM_TOKENS), self.drafters[method], DraftSettings(k), AnswerText(self.codec, ()),
-                   eos_ids=self.eos_ids)
+        engine.add(prompt, SamplingParams(max_new_tokens=NUM_TOKENS, **sampling), self.drafters[method], DraftSettings(k),
+                   AnswerText(self.codec, ()), eos_ids=self.eos_ids, rule=RULES[rule])
         [sequence] = engine._sequences.values()
         while not engine.idle:
             engine.step()
@@ -103,6 +105,17 @@ def test_drafted_answers_are_bitwise_the_plain_ones(bench, threads):
             ours, rows, _ = bench.answer(messages, method, k)
             assert ours == tokens, (prompt, method)
             assert torch.equal(rows, logits), (prompt, method, (rows - logits).abs().max())
+
+
+def test_shared_noise_gives_plain_samplings_own_tokens(bench):
+    """Sampled chains, looked up and drawn: the tokens of plain sampling with the same seed, from the same bits, at any temperature."""
+    torch.set_num_threads(1)
+    for seed, (temperature, prompt) in enumerate(((0.5, PROMPTS[0]), (1.0, PROMPTS[5]), (1.5, PROMPTS[2]))):
+        messages, case = [{"role": "user", "content": prompt}], dict(temperature=temperature, seed=seed)
+        tokens, logits, _ = bench.answer(messages, "plain", **case)
+        for method, k in (("prompt_lookup", 7), ("early_exit", 2)):
+            ours, rows, _ = bench.answer(messages, method, k, rule="shared-noise", **case)
+            assert ours == tokens and torch.equal(rows, logits), (prompt, method)
 
 
 def test_a_warm_second_turn_is_bitwise_a_cold_one(bench):
