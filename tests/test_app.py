@@ -119,6 +119,32 @@ def test_late_service_is_loading_then_the_service():
     late.close()
 
 
+def test_late_service_passes_on_everything_about_models():
+    """Before the service is there nothing can be chosen, kindly; afterwards every call reaches it."""
+    go = threading.Event()
+    fake = FakeService()
+    late = app.LateService(lambda: go.wait(10) and fake)
+    choice = fake.choice_now
+    assert late.offers() == [] and late.advice() == [] and late.suggestion() is None and late.choice() is None
+    for call in (late.inspect, late.load):
+        with pytest.raises(SpecvizError, match="No model can be chosen yet"):
+            call(choice)
+    late.cancel_load()
+    late.unload()
+    go.set()
+    late._thread.join(10)
+    assert late.choice() == choice and late.offers() == fake.offers() and late.advice() == [] and late.inspect(choice) == fake.inspect(choice)
+    fake.may_end.clear()
+    late.load(choice, unload_first=True)
+    assert fake.loads == [(choice, True)] and late.status().is_loading
+    late.cancel_load()
+    assert not late.status().is_loading
+    late.unload()
+    assert late.status().state == "unloaded"
+    fake.may_end.set()
+    late.close()
+
+
 @pytest.mark.parametrize(("error", "words"), [(LoadError("No weights here."), "No weights here"), (ZeroDivisionError("x"), "ZeroDiv")])
 def test_late_service_that_fails_says_why(error, words):
     def broken():
