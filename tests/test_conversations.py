@@ -78,6 +78,12 @@ def test_odd_but_valid_rows_lose_nothing_but_order():
     assert [parts_of(message) for message in back] == [["t"], ["⚠ No."]]
 
 
+def test_a_measurement_that_a_reload_ended_is_not_announced_again():
+    footer = strings.footer({"tokens_per_s": 5.0, "num_tokens": 3}, "eos", still_measuring=True)
+    back = reopened([{"role": "assistant", "parts": [{"kind": "text", "text": "x"}, {"kind": "footer", "text": footer}]}])
+    assert parts_of(back[0]) == ["x", "5.0 tokens/s · 3 tokens"]
+
+
 # ---- colours
 
 def trace_of(*tokens):

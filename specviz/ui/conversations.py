@@ -14,6 +14,7 @@ import gradio as gr
 
 from ..errors import InputError
 from ..trace import Trace
+from . import strings
 from .messages import Message, answered, failed, is_failed, is_thinking, parts_of, question, text_of, thought
 from .slicer import encode
 
@@ -153,7 +154,8 @@ def _answers(parts: Sequence[dict[str, Any]]) -> list[Message]:
         elif kind == "text":
             out.append(answered(text))
         elif kind == "footer" and after:
-            out[-1] = answered(text_of(after), text)
+            words = [word for word in text.split(" · ") if word != strings.STILL_MEASURING]       # that run ended with its page
+            out[-1] = answered(text_of(after), " · ".join(words))
         elif kind == "failed":
             out[-1:] = [failed(text.removeprefix(WARNING), text_of(after))] if after else [*out[-1:], failed(text.removeprefix(WARNING))]
     return out

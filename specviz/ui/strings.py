@@ -26,6 +26,7 @@ VERIFICATIONS: dict[str, tuple[str, str]] = {
     "typical": ("Typical acceptance (lossy)", "LOSSY: keeps what is likely enough, p above min(0.09, 0.3·exp(−H)). Neither plain "
                 "sampling's text nor the target's distribution."),
 }
+STILL_MEASURING = "measuring plain decoding …"
 CONTEXT_RULE = ("What the conversation fills of the model's context. Part of it stays free for the answer: the new tokens asked for, at most "
                 "a quarter. Where the rest is too small, the oldest turns leave the prompt; the system prompt stays.")
 WINDOW = 8                   # so many steps without a draft, one after the other, count as a pause
@@ -146,7 +147,7 @@ def footer(stats: Mapping[str, Any] | None, reason: str, *, still_measuring: boo
     if (speed_up := stats.get("speed_up")) is not None:
         words.append(f"{speed_up:.2f}× plain decoding")
     elif still_measuring:
-        words.append("measuring plain decoding …")
+        words.append(STILL_MEASURING)
     if (per_step := stats.get("tokens_per_step")) is not None and stats.get("num_draft_tokens"):
         words.append(f"{per_step:.2f} tokens per step")
     if stats.get("num_draft_tokens"):
