@@ -238,6 +238,21 @@ def test_unavailable_methods_say_why(tab, site):
     assert site[0].requests[-1].method == "medusa"
 
 
+def test_a_lossy_rule_is_chosen_with_open_eyes(tab, site):
+    """The menu of rules has a note for each; a lossy one is called so in menu, note, status line, badge and charts."""
+    page = tab.page
+    page.click("#sampling button")
+    page.click("#verification input")
+    page.locator("[role=option]", has_text="Typical acceptance (lossy)").click()
+    expect(page.locator("#verification-note")).to_contain_text("LOSSY")
+    tab.send()
+    tab.idle()
+    assert site[0].requests[-1].verification == "typical"
+    expect(page.locator("#status")).to_contain_text("Typical acceptance (lossy)")
+    expect(page.locator("#viewer .sv-badge")).to_contain_text("Lossy")
+    expect(page.locator("#viewer .sv-chart h3").first).to_contain_text("lossy verification")
+
+
 @pytest.mark.parametrize("trouble", ["busy", "error"])
 def test_trouble_is_told_and_the_chat_goes_on(tab, site, trouble):
     site[0].busy, site[0].fail_after = trouble == "busy", 2 if trouble == "error" else None
