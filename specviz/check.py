@@ -214,7 +214,8 @@ def _memory(one: _Side, two: _Side | None, placement: Placement, context: int) -
     context = min(context, one.model.context)
     needed = estimate(one.sizes, placement.quantization, context, device=placement.device.type, dtype=placement.dtype,
                       drafter=two.sizes if two is not None else None)
-    free_bytes, where = available(placement.device), f"{placement.device}, {precision_name(placement)}"
+    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if placement.spread else [placement.device]
+    free_bytes, where = sum(map(available, devices)), f"{placement.device}, {precision_name(placement)}"
     if sentence := shortage(one.described.name, needed, free_bytes, where):
         return Row("memory", "no", sentence)
     return Row("memory", "ok", f"About {gigabytes(needed.peak_bytes)} ({where}, {context:,} tokens: {needed.parts()}); {gigabytes(free_bytes)} are "

@@ -55,7 +55,7 @@ def fetch_small_files(source: str, offline: bool) -> HubModel:
         weights: dict[str, int] = {}
         if not offline:
             try:
-                info = HfApi(endpoint=ENDPOINT).model_info(repo, revision=revision, files_metadata=True, timeout=20)
+                info = HfApi(endpoint=ENDPOINT).model_info(repo, revision=revision, files_metadata=True, timeout=10)
                 weights = {file.rfilename: file.size or 0 for file in info.siblings or () if _is_weights(file.rfilename)}
                 if not weights:
                     raise LoadError(f"{repo} has no safetensors weights at its top level; choose another repository of the same model.")

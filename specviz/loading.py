@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from .checkpoint import check_vocabulary_size, check_weight_files, eos_ids, packed_as, read_config, read_tokenizer
 from .default_model import Progress, default_cache_dir, file_sha256, prepare_default, silent
@@ -30,6 +31,7 @@ from .sources import Described, describe, fetch
 
 __all__ = ["Loaded", "Placement", "QUANTIZATIONS", "choose_placement", "default_cache_dir", "load_target", "prepare_default"]
 
+transformers_logging.disable_progress_bar()      # `progress` tells how far it is; bars of other programs would run through its lines
 INSIDE_THE_MODEL = re.compile(r"(model\.|transformer\.)?(layers|h|embed_tokens|norm|lm_head)\.")
 # Files that are not what their config says; transformers and its loaders raise whatever comes first
 MISFITS = (ValueError, LookupError, OSError, RuntimeError, ImportError, TypeError, AttributeError, ArithmeticError)
@@ -136,10 +138,8 @@ def check_memory(described: Described, config: PretrainedConfig, placement: Plac
         width = 4 + (0 if placement.dtype == torch.float32 else placement.dtype.itemsize)
         unpacked = count_gguf_weights(described.path) * width
         require_memory(described.name, replace(needed, loading_bytes=unpacked), available("cpu"), f"cpu, {precision_name(placement)}")
-    free_bytes = available(placement.device)
-    if placement.spread:
-        free_bytes = sum(available(f"cuda:{index}") for index in range(torch.cuda.device_count()))
-    require_memory(described.name, needed, free_bytes, f"{placement.device}, {precision_name(placement)}")
+    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if placement.spread else [placement.device]
+    require_memory(described.name, needed, sum(map(available, devices)), f"{placement.device}, {precision_name(placement)}")
 
 
 def load_gguf(described: Described, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, tuple[str, ...]]:

@@ -57,7 +57,7 @@ class FakeHub:
         repo = next((name for name in self.folders if (path.removeprefix("api/models/") + "/").startswith(name + "/")), None)
         if repo is None:
             return self.send(request, 404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}, with_body)
-        if repo in self.gated and not (is_api and "/tree/" not in path):
+        if repo in self.gated and not is_api:      # who may not read the files may still see their names
             return self.send(request, 403, b'{"error": "gated"}', {"X-Error-Code": "GatedRepo"}, with_body)
         folder = self.folders[repo]
         rest = path.removeprefix("api/models/").removeprefix(repo).strip("/")
