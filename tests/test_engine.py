@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_helpers import Lab, repeating_prompt
+from engine_helpers import Lab, Result, repeating_prompt
 from tiny import FAMILIES
 
 from specviz.drafters import DRAFTERS
@@ -46,10 +46,13 @@ class Oracle:
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_method_gives_the_plain_tokens_in_one_batch(family):
-    """Greedy, float64: rows of different length with different drafters in one batch emit what plain decoding alone emits."""
+    """Greedy, float64: rows of different length with different drafters in one batch emit what plain decoding emits, alone and in a batch."""
     lab = Lab(family, max_rows=len(METHODS))
     prompts = [repeating_prompt(9 + 5 * i, period=4 + i, seed=i) for i in range(len(METHODS))]
-    expected = [lab.run(prompt, max_new_tokens=20, scope=f"plain {i}").tokens for i, prompt in enumerate(prompts)]
+    plain = [lab.add(prompt, max_new_tokens=20, scope=f"plain {i}") for i, prompt in enumerate(prompts)]
+    lab.finish()
+    expected = [result.tokens for result in plain]
+    assert [lab.run(prompt, max_new_tokens=20, scope="alone").tokens for prompt in prompts[::4]] == expected[::4]
     results = [lab.add(prompt, method, k=3 + i, max_new_tokens=20, scope=method) for i, (prompt, method) in enumerate(zip(prompts, METHODS))]
     lab.finish()
     assert [result.tokens for result in results] == expected
@@ -78,23 +81,29 @@ def test_good_drafts_are_accepted_and_change_nothing(family, tree):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_eos_and_limits_at_every_offset_of_a_block(method):
-    """Wherever EOS, a stop string or the length limit falls in a block, the answer ends exactly there, and the cache with it."""
-    lab = Lab(likeness=0.99)
+    """Wherever EOS, a stop string or the length limit falls in a block, the answer ends exactly there, and the cache with it. All cases
+    share one batch."""
+    lab = Lab(likeness=0.99, max_rows=36, max_parked=40, token_budget=2048)
     prompt = repeating_prompt(20)
     free = lab.run(prompt, max_new_tokens=16)
 
-    def run(**params) -> tuple[list[int], str, str]:
-        result = lab.run(prompt, method, k=6, **{"max_new_tokens": 16, **params})
-        assert lab.cache.length(result.sequence.row) <= len(result.sequence.tokens)
-        return result.tokens, result.sequence.reason, result.sequence.sink.text
+    def add(**params) -> Result:
+        return lab.add(prompt, method, k=6, **{"max_new_tokens": 16, **params})
 
+    text = " ".join(map(str, free.tokens)) + " "
+    cases = []
     for cut in range(1, 13):
         token = free.tokens[cut - 1]
-        assert run(eos=[token])[:2] == (free.tokens[:free.tokens.index(token) + 1], "eos")
         stop = " ".join(map(str, free.tokens[max(0, cut - 2):cut])) + " "
-        text = " ".join(map(str, free.tokens)) + " "
-        assert run(stop=(stop,))[1:] == ("stop", text[:text.find(stop)])
-        assert run(max_new_tokens=cut)[:2] == (free.tokens[:cut], "length")
+        cases += [(add(eos=[token]), "eos", free.tokens[:free.tokens.index(token) + 1], None),
+                  (add(stop=(stop,)), "stop", None, text[:text.find(stop)]),
+                  (add(max_new_tokens=cut), "length", free.tokens[:cut], None)]
+    lab.finish()
+    for result, reason, tokens, shown in cases:
+        assert result.sequence.reason == reason
+        assert tokens is None or result.tokens == tokens
+        assert shown is None or result.sequence.sink.text == shown
+        assert lab.cache.length(result.sequence.row) <= len(result.sequence.tokens)
 
 
 def test_blocks_are_cut_inside_accepted_drafts():
@@ -279,12 +288,12 @@ def test_sampled_tokens_follow_the_target(method, options):
         results = [lab.add(prompt, method, k=3, max_new_tokens=depth + 1, seed=seed, **options) for seed in seeds]
         lab.finish()
         answers += [result.tokens for result in results]
-    for tokens in answers:
-        unknown = [prefix for i in range(1, depth + 1) if (prefix := (*prompt, *tokens[:i])) not in laws]
-        rows = [Row(lab.cache.allocate(), prefix, num_logits=1) for prefix in unknown]
+        unknown = {(*prompt, *tokens[:i]) for tokens in answers[first:] for i in range(1, depth + 1)} - laws.keys()
+        rows = [Row(lab.cache.allocate(), prefix, num_logits=1) for prefix in sorted(unknown)]
         for row, output in zip(rows, lab.target.forward(rows, lab.cache) if rows else ()):
             lab.cache.free(row.row)
             laws[row.tokens] = distribution(output.logits, params, [row.tokens])[0]
+    for tokens in answers:
         for i in range(1, depth + 1):                       # token 0 comes from the prefill and was never drafted
             law = laws[(*prompt, *tokens[:i])]
             cuts = law.sort(descending=True)
