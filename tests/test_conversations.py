@@ -163,7 +163,7 @@ def test_dropped_turns_are_said_in_the_chat_and_on_the_meter():
     num_dropped = (8 - len(sent)) // 2
     assert strings.dropped(num_dropped) in chat[-1]["content"][1]["text"] and len(chat) == 8
     meter = bars(screens)[-1]["meter"]
-    assert "of 120 tokens" in meter["text"] and "no longer in the prompt" in meter["dropped"] and 0 < meter["share"] <= 1
+    assert "of 120 tokens" in meter["text"] and meter["dropped"] == strings.dropped(num_dropped) and 0 < meter["share"] <= 1
 
 
 def test_a_refused_message_leaves_the_conversation_as_it_was():

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import PromptTooLong
 
-__all__ = ["Fitted", "fit", "free_for_answer"]
+__all__ = ["Fitted", "fit", "free_for_answer", "without_oldest"]
 
 Turns = Sequence[dict[str, Any]]
 
@@ -30,6 +30,12 @@ def free_for_answer(num_new: int, context: int) -> int:
     return max(1, min(num_new, context // 4))
 
 
+def without_oldest(turns: Turns, num_dropped: int) -> Turns:
+    """The turns from the one with that number on, each beginning with a message from the user; the last one always stays."""
+    starts = [i for i, message in enumerate(turns) if message["role"] == "user"]
+    return turns[starts[min(num_dropped, len(starts) - 1)]:] if starts and num_dropped else turns
+
+
 def fit(messages: Turns, count: Callable[[Turns], int], context: int | None, num_new: int) -> Fitted:
     """The longest end of a conversation that fits, with its system prompt.
 
@@ -38,11 +44,11 @@ def fit(messages: Turns, count: Callable[[Turns], int], context: int | None, num
     """
     system = [message for message in messages if message["role"] == "system"]
     turns = [message for message in messages if message["role"] != "system"]
-    starts = [i for i, message in enumerate(turns) if message["role"] == "user"] or [0]
+    num_turns = max(1, sum(message["role"] == "user" for message in turns))
 
-    def without(num_turns: int) -> Fitted:
-        kept = (*system, *turns[starts[num_turns]:]) if num_turns else tuple(messages)
-        return Fitted(kept, count(kept), num_turns)
+    def without(num_dropped: int) -> Fitted:
+        kept = (*system, *without_oldest(turns, num_dropped))
+        return Fitted(kept, count(kept), num_dropped)
 
     whole = without(0)
     if not context:
@@ -50,12 +56,12 @@ def fit(messages: Turns, count: Callable[[Turns], int], context: int | None, num
     room = context - free_for_answer(num_new, context)
     if whole.num_tokens <= room:
         return whole
-    last = whole if len(starts) == 1 else without(len(starts) - 1)
+    last = without(num_turns - 1)
     if last.num_tokens > room:
         beside = " with the system prompt" if system else ""
         raise PromptTooLong(f"This message has {last.num_tokens:,} tokens{beside}; there is room for {room:,}: the model's context has "
                             f"{context:,}, and {context - room:,} stay free for the answer. Shorten it, or ask for fewer new tokens.")
-    low, high, best = 1, len(starts) - 1, last            # the fewest turns to leave out: prompts only get shorter
+    low, high, best = 1, num_turns - 1, last            # the fewest turns to leave out: prompts only get shorter
     while low < high:
         middle = (low + high) // 2
         tried = without(middle)

@@ -20,7 +20,7 @@ import gradio as gr
 from ..errors import InputError, SpecvizError
 from ..trace import StepTrace, dumps, load
 from . import strings
-from .context import fit
+from .context import fit, without_oldest
 from .conversations import record, reopened, runs
 from .messages import Look, Message, conversation, dressed, failed, is_failed, last_question, question, reply, text_of
 from .recordings import TRACES, titles
@@ -83,7 +83,7 @@ class Handlers:
         if visit.busy or not history:
             return SKIP, SKIP
         visit.turn += 1
-        visit.chat = None
+        visit.chat, visit.num_dropped = None, 0
         visit.interrupted.set()
         return gr.update(value=text_of(history[index]), **IDLE), history[:index]
 
@@ -375,15 +375,14 @@ class Handlers:
         self.stop(request)
         visit = self._visits.of(request)
         visit.turn += 1
-        visit.run, visit.chat = None, None
+        visit.run, visit.chat, visit.num_dropped = None, None, 0
         return self._dressed(visit, Screen(chat=history, bar=True, status=strings.status_html(self.resting_line()),
                                            prompt=gr.update(**IDLE), more=gr.update(visible=False)))
 
     def _fitted(self, visit: Visit, asked: ChatRequest) -> ChatRequest:
         """The request with as many of its turns as the model's context holds. Raises PromptTooLong, see `context.fit`."""
         visit.system = "".join(message["content"] for message in asked.messages if message["role"] == "system")
-        visit.num_new = asked.sampling.max_new_tokens
-        fitted = fit(asked.messages, self.service.count_tokens, self.service.config().get("context"), visit.num_new)
+        fitted = fit(asked.messages, self.service.count_tokens, self.service.config().get("context"), asked.sampling.max_new_tokens)
         visit.num_dropped = fitted.num_dropped
         return replace(asked, messages=fitted.messages)
 
@@ -409,16 +408,15 @@ class Handlers:
         return record(history, seq=self._seq, meter=self._meter(visit, history), run=name, colours=colours)
 
     def _meter(self, visit: Visit, history: list[Message]) -> dict[str, Any]:
-        """How much of the context the next prompt fills before anything new is said."""
-        turns, context = conversation(history), self.service.config().get("context")
+        """How much of the context the conversation fills, without the turns that its last prompt had to leave out."""
+        turns, context = without_oldest(conversation(history), visit.num_dropped), self.service.config().get("context")
         if not turns or not context:
             return {}
-        turns = ([{"role": "system", "content": visit.system}] if visit.system else []) + turns
+        system = [{"role": "system", "content": visit.system}] if visit.system else []
         try:
-            fitted = fit(turns, self.service.count_tokens, context, visit.num_new)
-        except SpecvizError:                     # longer than the context, or a template that refuses it: the next question will tell
+            return strings.meter(self.service.count_tokens([*system, *turns]), context, visit.num_dropped)
+        except SpecvizError:                     # a template that refuses it: the next question will tell
             return {}
-        return strings.meter(fitted.num_tokens, context, fitted.num_dropped)
 
     def _words(self, run: Run) -> list[str]:
         config = dict(run.meta.get("config") or {})

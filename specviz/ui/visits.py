@@ -38,8 +38,8 @@ class Visit:
     """What the server remembers of one open page.
 
     turn: number of the last question; a generator of an earlier turn must not touch the chat any more. busy: a question waits or is
-    being answered. look: how texts are shown. chat: what the chat shows, as far as this turn has changed it. system, num_new: what the last
-    request asked for. num_dropped: turns that were left out of its prompt. live: a run of this page sends to its viewer. stopped: Stop was pressed. interrupted: someone waits, so end the plain measurement.
+    being answered. look: how texts are shown. chat: what the chat shows, as far as this turn has changed it. system: the last request's
+    system prompt. num_dropped: turns that were left out of its prompt. live: a run of this page sends to its viewer. stopped: Stop was pressed. interrupted: someone waits, so end the plain measurement.
     """
     turn: int = 0
     busy: bool = False
@@ -52,7 +52,6 @@ class Visit:
     look: Look = Look()
     chat: list[Message] | None = None
     system: str = ""
-    num_new: int = 1
     num_dropped: int = 0
 
 
