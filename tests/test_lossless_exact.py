@@ -580,6 +580,7 @@ def test_block_judges_a_position_again_with_a_number_of_its_own():
     exact = target_law(always(p), 3)
     assert whole_law(always(p), lambda: Tree(always(q), (1, 1)), 3, BLOCK, KeptU) == exact
     assert whole_law(always(p), lambda: Tree(always(q), (1, 1)), 3, BLOCK, SharedU) != exact
-    fallback = whole_law(always(p), lambda: lambda tokens, step, noise: Tree(always(q), (1, 1) if len(tokens) % 2 == 0 else (2,))(
-        tokens, step, noise), 3, BLOCK, KeptU)
-    assert fallback == exact
+    p, q = vector(1, 1, 2), vector(1, 2, 1)
+    def chain_then_siblings(tokens, step, noise):            # the second is judged by rejection, whose siblings have keys of their own
+        return Draft((0, 1), (ROOT, ROOT)) if tokens else Tree(always(q), (1, 1))(tokens, step, noise)
+    assert whole_law(always(p), lambda: chain_then_siblings, 2, BLOCK, KeptU) == target_law(always(p), 2)
