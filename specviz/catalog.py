@@ -122,8 +122,8 @@ class Catalog:
         `load_target` raises."""
         card = self.card(name)
         drafter = self.sizes(draft, progress=progress) if draft is not None else None
-        return load_target(card.source if card is not None else name, device=device, dtype=dtype, quantization=quantization, drafter=drafter,
-                           cache_dir=self.cache_dir, offline=self.offline, progress=progress)
+        return load_target(card.source if card is not None else name, device=device, dtype=dtype, quantization=quantization,
+                           drafter=drafter, cache_dir=self.cache_dir, offline=self.offline, progress=progress)
 
     def open_draft(self, name: str, target: Loaded, *, quantization: str = "none", progress: Progress | None = None) -> Loaded:
         """Load a draft model onto the target's device and check that it speaks the target's tokens. Raises VocabularyMismatch too."""
@@ -172,7 +172,8 @@ def read_card(path: Path) -> TargetCard:
         raise LoadError(f"The model card {path.name} cannot be read or has no [target] table ({error}).") from error
     where = f"{path.name}, [target"
     tables = dict(table)
-    parts = {"chat": build(ChatCard, tables.pop("chat", None), f"{where}.chat]"), "shape": build(Shape, tables.pop("shape", None), f"{where}.shape]")}
+    parts = {"chat": build(ChatCard, tables.pop("chat", None), f"{where}.chat]"),
+             "shape": build(Shape, tables.pop("shape", None), f"{where}.shape]")}
     for name, kind in (("packed", PackedCard), ("heads", HeadsCard)):
         rows = tables.pop(name, [])
         if not isinstance(rows, list):

@@ -1,7 +1,7 @@
 """`python -m specviz.check TARGET [DRAFTER]`: can these two work together here, and with which methods. It loads no weights of models.
 
-It knows nothing of screens; a page shows the same `Report`. Everything is read from configurations and tokenizers. The engine's own refusals
-are asked of a model without storage, so the two cannot disagree.
+It knows nothing of screens; a page shows the same `Report`. Everything is read from configurations and tokenizers. The engine's own
+refusals are asked of a model without storage, so the two cannot disagree.
 """
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def check_pair(target: str, drafter: str | None = None, *, device: str = "auto",
             problem = str(error)
             rows.append(Row("drafter", "no", problem))
     if two is not None:
-        rows += [_what_it_is("drafter", two), _layers("drafter", two, placement), _common_tokenizer(one, two), _ends(one, two), _lengths(one, two)]
+        rows += [_what_it_is("drafter", two), _layers("drafter", two, placement), _common_tokenizer(one, two), _ends(one, two),
+                 _lengths(one, two)]
     parts, head_rows = _parts(one, two, heads)
     rows += head_rows
     rows.append(_memory(one, two, placement, context))
@@ -144,18 +145,19 @@ def _layers(what: str, side: _Side, placement: Placement) -> Row:
     window = getattr(side.config, "sliding_window", None)
     sliding = types.get("sliding_attention", 0)
     dtype = str(placement.dtype).removeprefix("torch.")
-    kept = (f"all keys and values are kept, so rejected drafts can be rolled back ({gigabytes(side.sizes.cache_per_token * placement.dtype.itemsize * 1000)} "
-            f"for 1,000 tokens in {dtype}).")
+    num_bytes = 1000 * side.sizes.cache_per_token * placement.dtype.itemsize
+    kept = f"all keys and values are kept, so rejected drafts can be rolled back ({gigabytes(num_bytes)} for 1,000 tokens in {dtype})."
     if sliding and window:
-        return Row(f"{what}'s cache", "ok", f"{sliding} of {side.model.num_layers} layers look back {window:,} tokens, the others to the beginning; {kept}")
+        return Row(f"{what}'s cache", "ok", f"{sliding} of {side.model.num_layers} layers look back {window:,} tokens, the others to the "
+                                            f"beginning; {kept}")
     return Row(f"{what}'s cache", "ok", f"Every layer looks back to the beginning; {kept}")
 
 
 def _own_tokenizer(what: str, side: _Side) -> Row:
     num_tokens = len(side.tokenizer)
     if side.tokenizer.vocab_size > side.num_rows:
-        return Row(f"{what}'s tokenizer", "no", f"It has {side.tokenizer.vocab_size:,} tokens, but the model knows only {side.num_rows:,}: they do "
-                                                "not belong together.")
+        return Row(f"{what}'s tokenizer", "no", f"It has {side.tokenizer.vocab_size:,} tokens, but the model knows only {side.num_rows:,}: "
+                                                "they do not belong together.")
     spare = side.num_rows - num_tokens
     padding = f" The model's table has {spare:,} rows more, which stand for nothing and are never drawn." if spare > 0 else ""
     return Row(f"{what}'s tokenizer", "ok", f"{num_tokens:,} tokens.{padding}")
@@ -163,7 +165,8 @@ def _own_tokenizer(what: str, side: _Side) -> Row:
 
 def _template(side: _Side) -> Row:
     if not side.tokenizer.chat_template:
-        return Row("chat template", "warn", "The target has none; conversations are written as plain paragraphs, which suits base models passably.")
+        return Row("chat template", "warn", "The target has none; conversations are written as plain paragraphs, which suits base models "
+                                            "passably.")
     return Row("chat template", "ok", "The target brings its own.")
 
 
@@ -171,8 +174,9 @@ def _common_tokenizer(one: _Side, two: _Side) -> Row:
     """Compared by content: sizes and padding do not matter."""
     if difference := first_difference(one.tokenizer, two.tokenizer):
         return Row("vocabulary", "no", f"The two differ: {difference}. Choose a draft model of the target's family.")
-    sizes = "" if one.num_rows == two.num_rows else f" Their tables are padded to {one.num_rows:,} and {two.num_rows:,} rows, which is fine."
-    return Row("vocabulary", "ok", f"Both mean the same text by every token.{sizes}")
+    differ = one.num_rows != two.num_rows
+    padded = f" Their tables are padded to {one.num_rows:,} and {two.num_rows:,} rows, which is fine." if differ else ""
+    return Row("vocabulary", "ok", f"Both mean the same text by every token.{padded}")
 
 
 def _ends(one: _Side, two: _Side) -> Row:
@@ -181,8 +185,8 @@ def _ends(one: _Side, two: _Side) -> Row:
     if ours == theirs:
         return Row("end of answer", "ok", f"Both end with {names or 'no token at all'}.")
     other = ", ".join(repr(one.tokenizer.convert_ids_to_tokens(token)) for token in sorted(ours ^ theirs))
-    return Row("end of answer", "warn", f"The target ends with {names or 'no token at all'}, which is what counts; the drafter's list differs by "
-                                        f"{other}, so drafts at the end may be rejected.")
+    return Row("end of answer", "warn", f"The target ends with {names or 'no token at all'}, which is what counts; the drafter's list "
+                                        f"differs by {other}, so drafts at the end may be rejected.")
 
 
 def _generation_config(described: Described) -> Any:
@@ -197,8 +201,8 @@ def _generation_config(described: Described) -> Any:
 
 def _lengths(one: _Side, two: _Side) -> Row:
     if two.model.context < one.model.context:
-        return Row("context", "warn", f"The drafter reads {two.model.context:,} tokens, the target {one.model.context:,}: beyond the shorter, nothing is "
-                                      "drafted.")
+        return Row("context", "warn", f"The drafter reads {two.model.context:,} tokens, the target {one.model.context:,}: beyond the "
+                                      "shorter, nothing is drafted.")
     return Row("context", "ok", f"{one.model.context:,} tokens; the drafter reads as far.")
 
 
@@ -206,8 +210,10 @@ def _card_rows(catalog: Catalog, target: str, drafter: str | None, placement: Pl
     """What the card alone tells of a target whose files cannot be had now."""
     if (card := catalog.card(target)) is None:
         return []
-    needed = card.estimate(placement.quantization, device=placement.device.type, context=context, drafter=catalog.card(drafter) if drafter else None)
-    return [Row("memory by its card", "ok", f"About {gigabytes(needed.peak_bytes)} ({placement.device}, {precision_name(placement)}: {needed.parts()}).")]
+    drafter_card = catalog.card(drafter) if drafter else None
+    needed = card.estimate(placement.quantization, device=placement.device.type, context=context, drafter=drafter_card)
+    where = f"{placement.device}, {precision_name(placement)}"
+    return [Row("memory by its card", "ok", f"About {gigabytes(needed.peak_bytes)} ({where}: {needed.parts()}).")]
 
 
 def _memory(one: _Side, two: _Side | None, placement: Placement, context: int) -> Row:
@@ -218,8 +224,8 @@ def _memory(one: _Side, two: _Side | None, placement: Placement, context: int) -
     free_bytes, where = sum(map(available, devices)), f"{placement.device}, {precision_name(placement)}"
     if sentence := shortage(one.described.name, needed, free_bytes, where):
         return Row("memory", "no", sentence)
-    return Row("memory", "ok", f"About {gigabytes(needed.peak_bytes)} ({where}, {context:,} tokens: {needed.parts()}); {gigabytes(free_bytes)} are "
-                               "free.")
+    return Row("memory", "ok", f"About {gigabytes(needed.peak_bytes)} ({where}, {context:,} tokens: {needed.parts()}); "
+                               f"{gigabytes(free_bytes)} are free.")
 
 
 def _parts(one: _Side, two: _Side | None, found: FoundHeads | None) -> tuple[Parts, list[Row]]:
@@ -229,7 +235,8 @@ def _parts(one: _Side, two: _Side | None, found: FoundHeads | None) -> tuple[Par
         try:
             loaded = load_heads(found.folder, found.name, one.model, one.described.name)
             heads[loaded.kind] = loaded
-            rows.append(Row("drafter", "ok", f"{loaded.kind} heads whose tensors fit the target. How well they guess shows once both are loaded."))
+            rows.append(Row("drafter", "ok", f"{loaded.kind} heads whose tensors fit the target. How well they guess shows once both are "
+                                            "loaded."))
         except SpecvizError as error:
             rows.append(Row("drafter", "no", str(error)))
     draft = two.model if two is not None else None
@@ -247,7 +254,8 @@ def _methods(parts: Parts) -> list[Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Exit code 0: can be used, 1: cannot, 2: a setting that does not exist."""
-    parser = argparse.ArgumentParser(prog="python -m specviz.check", description="Can this target and this drafter work together on this machine?")
+    parser = argparse.ArgumentParser(prog="python -m specviz.check",
+                                     description="Can this target and this drafter work together on this machine?")
     parser.add_argument("target", metavar="TARGET", help="a name from models/, a hub repository, a folder or a GGUF file")
     parser.add_argument("drafter", metavar="DRAFTER", nargs="?", help="likewise; or a folder or repository with drafting heads")
     parser.add_argument("--device", default="auto", metavar="NAME")

@@ -1,4 +1,4 @@
-"""Reads and checks the folder of a transformers model: config, tokenizer, weight files. It knows nothing of devices or where folders come from.
+"""Reads and checks the folder of a transformers model: config, tokenizer, weight files. It knows nothing of devices or of the hub.
 
 Everything is checked before memory is spent, and what is wrong is said in one sentence that names the file.
 """
@@ -46,8 +46,8 @@ def read_config(folder: Path, name: str) -> PretrainedConfig:
         raise LoadError(f"{name} ({kind}) {reason}; choose a causal language model that transformers knows.")
     packing = content.get("quantization_config") or {}
     if packing and packing.get("quant_method") != _READABLE_PACKING:
-        raise LoadError(f"The weights of {name} are packed as {packing.get('quant_method')}, which specviz does not read; choose the unpacked "
-                        "model and a --quantization, or a checkpoint packed by bitsandbytes.")
+        raise LoadError(f"The weights of {name} are packed as {packing.get('quant_method')}, which specviz does not read; choose the "
+                        "unpacked model and a --quantization, or a checkpoint packed by bitsandbytes.")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:   # config classes validate in their own ways, with exceptions of many kinds

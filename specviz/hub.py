@@ -1,7 +1,7 @@
 """Fetches models from the Hugging Face hub into the hub's own cache, which other programs share. It knows nothing of devices or engines.
 
-Small files (configuration, tokenizer) and weights are fetched apart, so that a model can be judged before it is downloaded. The hub's client
-goes on with an interrupted download by itself. Written against huggingface_hub 2.4.
+Small files (configuration, tokenizer) and weights are fetched apart, so that a model can be judged before it is downloaded. The hub's
+client goes on with an interrupted download by itself. Written against huggingface_hub 2.4.
 """
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ def fetch_small_files(source: str, offline: bool) -> HubModel:
                 if not _is_network_trouble(error):
                     raise
                 offline = True                    # what was fetched earlier will do
-        folder = Path(snapshot_download(repo, revision=revision, local_files_only=offline, allow_patterns=SMALL_FILES, ignore_patterns=NOT_OURS,
-                                        endpoint=ENDPOINT, cache_dir=CACHE, tqdm_class=_bar(lambda fraction: None, 0)))
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=offline, allow_patterns=SMALL_FILES,
+                                        ignore_patterns=NOT_OURS, endpoint=ENDPOINT, cache_dir=CACHE,
+                                        tqdm_class=_bar(lambda fraction: None, 0)))
     missing = sum(size for name, size in weights.items() if not (folder / name).is_file())
     return HubModel(repo, folder.name, folder, missing)
 
@@ -76,7 +77,8 @@ def fetch_files(source: str, offline: bool, patterns: Sequence[str]) -> Path:
     with _explained(source, match["repo"], offline):
         from huggingface_hub import snapshot_download
         return Path(snapshot_download(match["repo"], revision=match["revision"], local_files_only=offline, allow_patterns=list(patterns),
-                                      ignore_patterns=NOT_OURS, endpoint=ENDPOINT, cache_dir=CACHE, tqdm_class=_bar(lambda fraction: None, 0)))
+                                      ignore_patterns=NOT_OURS, endpoint=ENDPOINT, cache_dir=CACHE,
+                                      tqdm_class=_bar(lambda fraction: None, 0)))
 
 
 def fetch_weights(model: HubModel, offline: bool, progress: Callable[[str, float | None], None]) -> Path:
@@ -85,13 +87,14 @@ def fetch_weights(model: HubModel, offline: bool, progress: Callable[[str, float
         from huggingface_hub.constants import HF_HUB_CACHE
         cache = CACHE or Path(HF_HUB_CACHE)
         require_disk(model.repo, model.weights_bytes, free_disk(cache), cache, "free some space or move the hub's cache with HF_HUB_CACHE")
-    message = f"Fetching {model.repo} from the hub ({gigabytes(model.weights_bytes)})" if model.weights_bytes else f"Looking for {model.repo}"
+    size = gigabytes(model.weights_bytes)
+    message = f"Fetching {model.repo} from the hub ({size})" if model.weights_bytes else f"Looking for {model.repo}"
     progress(message, None)
     with _explained(model.repo, model.repo, offline):
         from huggingface_hub import snapshot_download
         return Path(snapshot_download(model.repo, revision=model.commit, local_files_only=offline or not model.weights_bytes,
-                                      allow_patterns=[*SMALL_FILES, "*.safetensors"], ignore_patterns=NOT_OURS, endpoint=ENDPOINT, cache_dir=CACHE,
-                                      tqdm_class=_bar(lambda fraction: progress(message, fraction), model.weights_bytes)))
+                                      allow_patterns=[*SMALL_FILES, "*.safetensors"], ignore_patterns=NOT_OURS, endpoint=ENDPOINT,
+                                      cache_dir=CACHE, tqdm_class=_bar(lambda fraction: progress(message, fraction), model.weights_bytes)))
 
 
 def _is_weights(name: str) -> bool:
@@ -134,7 +137,8 @@ class _explained:
 def _is_network_trouble(error: BaseException) -> bool:
     """No connection, as the HTTP library underneath says it; an answer with a status is not that."""
     package = type(error).__module__.partition(".")[0]
-    return isinstance(error, ConnectionError) or (package in ("httpx", "httpx2", "httpcore", "requests") and "Status" not in type(error).__name__)
+    is_http = package in ("httpx", "httpx2", "httpcore", "requests")
+    return isinstance(error, ConnectionError) or (is_http and "Status" not in type(error).__name__)
 
 
 def _bar(report: Callable[[float], None], num_bytes: int) -> type:

@@ -91,8 +91,8 @@ def released_on_failure(placement: Placement) -> Iterator[None]:
         if placement.device.type == "cuda":
             torch.cuda.empty_cache()
         if is_memory and not isinstance(error, NotEnoughMemory):
-            raise NotEnoughMemory(f"The memory of {placement.device} ran out while loading as {precision_name(placement)}; choose a smaller "
-                                  "model or a stronger quantization, or close other programs.") from error
+            raise NotEnoughMemory(f"The memory of {placement.device} ran out while loading as {precision_name(placement)}; choose a "
+                                  "smaller model or a stronger quantization, or close other programs.") from error
         raise
 
 
@@ -119,7 +119,8 @@ def checked_packing(described: Described, config: PretrainedConfig, placement: P
         raise LoadError(f"{described.name} is packed as {packing} by bitsandbytes, which needs a CUDA device, and this is "
                         f"{placement.device.type}; choose the unpacked model.")
     if placement.quantization not in ("none", packing):
-        raise InputError(f"{described.name} is packed as {packing} already and cannot become {placement.quantization}; use quantization none.")
+        raise InputError(f"{described.name} is packed as {packing} already and cannot become {placement.quantization}; use quantization "
+                         "none.")
     return replace(placement, quantization=packing)
 
 
@@ -182,8 +183,8 @@ def load_folder(described: Described, placement: Placement) -> tuple[PreTrainedM
     if placement.spread:
         elsewhere = {str(place) for place in getattr(model, "hf_device_map", {}).values()} & {"cpu", "disk"}
         if elsewhere:
-            raise NotEnoughMemory(f"{name} does not fit into the memory of all CUDA devices together as {precision_name(placement)}; choose a "
-                                  "stronger quantization.")
+            raise NotEnoughMemory(f"{name} does not fit into the memory of all CUDA devices together as {precision_name(placement)}; "
+                                  "choose a stronger quantization.")
     check_vocabulary_size(model, tokenizer, name)
     notes = (f"{len(unread)} tensors of {name} are not part of the language model and were left out, first {unread[0]}.",) if unread else ()
     return model.to(placement.device) if placement.device.type == "mps" else model, tokenizer, notes
@@ -197,5 +198,5 @@ def finished(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, describ
     if isinstance(tokenizer.chat_template, str):
         facts["chat_template_sha256"] = sha256(tokenizer.chat_template.encode()).hexdigest()
     model.eval().requires_grad_(False)
-    return Loaded(model, tokenizer, described.name, described.source, placement, eos_ids(model.config, model.generation_config, tokenizer), facts,
-                  placement.notes + notes)
+    ends = eos_ids(model.config, model.generation_config, tokenizer)
+    return Loaded(model, tokenizer, described.name, described.source, placement, ends, facts, placement.notes + notes)

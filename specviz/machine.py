@@ -58,5 +58,6 @@ def missing_cuda_note() -> str:
         return (f"This machine has an NVIDIA driver, but PyTorch {torch.__version__} cannot use it (it was built for CUDA "
                 f"{torch.version.cuda}); update the driver, or the model runs on the CPU.")
     python = ".venv\\Scripts\\python" if sys.platform == "win32" else ".venv/bin/python"
-    return (f"This machine has an NVIDIA driver, but PyTorch {torch.__version__} was built without CUDA, so the model runs on the CPU. To use "
-            f'the card: {python} -m pip install --force-reinstall "torch>=2.8,<=2.13.0" --index-url https://download.pytorch.org/whl/cu128')
+    return (f"This machine has an NVIDIA driver, but PyTorch {torch.__version__} was built without CUDA, so the model runs on the CPU. "
+            f'To use the card: {python} -m pip install --force-reinstall "torch>=2.8,<=2.13.0" --index-url '
+            "https://download.pytorch.org/whl/cu128")

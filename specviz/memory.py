@@ -16,8 +16,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from .errors import NotEnoughMemory
 from .machine import available
 
-__all__ = ["Estimate", "MAX_CONTEXT", "Shape", "Sizes", "WORKSPACE_BYTES", "available", "estimate", "gigabytes", "require_disk", "require_memory",
-           "shortage", "sizes_of", "skeleton"]
+__all__ = ["Estimate", "MAX_CONTEXT", "Shape", "Sizes", "WORKSPACE_BYTES", "available", "estimate", "gigabytes", "require_disk",
+           "require_memory", "shortage", "sizes_of", "skeleton"]
 
 MAX_CONTEXT = 8192                    # tokens per row of the cache; see `opening`
 WORKSPACE_BYTES = {"cpu": 150_000_000, "cuda": 500_000_000, "mps": 500_000_000}
@@ -83,7 +83,8 @@ class Estimate:
 
     def parts(self) -> str:
         """In words."""
-        names = (("weights", self.weights_bytes), ("drafter", self.drafter_bytes), ("cache", self.cache_bytes), ("working room", self.workspace_bytes))
+        names = (("weights", self.weights_bytes), ("drafter", self.drafter_bytes), ("cache", self.cache_bytes),
+                 ("working room", self.workspace_bytes))
         text = ", ".join(f"{name} {gigabytes(num_bytes)}" for name, num_bytes in names if num_bytes)
         return text + (f"; {gigabytes(self.loading_bytes)} while loading" if self.loading_bytes > self.total_bytes else "")
 
@@ -99,7 +100,8 @@ def estimate(model: Shape | PretrainedConfig | Sizes, quantization: str = "none"
     dtype = dtype or (torch.float32 if kind == "cpu" else torch.bfloat16)
     if drafter is not None:
         alone, second = (estimate(each, quantization, context, device=device, dtype=dtype) for each in (model, drafter))
-        return replace(alone, drafter_bytes=second.weights_bytes + second.cache_bytes, loading_bytes=alone.loading_bytes + second.loading_bytes)
+        return replace(alone, drafter_bytes=second.weights_bytes + second.cache_bytes,
+                       loading_bytes=alone.loading_bytes + second.loading_bytes)
     sizes = model if isinstance(model, Sizes) else sizes_of(model)
     width = dtype.itemsize
     linear_bytes = sizes.linear * _PER_WEIGHT.get(quantization, width) + (4 * sizes.linear_rows if quantization == "int8" else 0)
@@ -139,7 +141,7 @@ def skeleton(config: PretrainedConfig) -> Any:
 def _of_model(model: Any) -> Sizes:
     config = model.config.get_text_config()
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    linears = [module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not model.get_output_embeddings()]
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not model.get_output_embeddings()]
     linear = sum(module.weight.numel() for module in linears)
     tied = head is embedding
     other = sum(parameter.numel() for parameter in model.parameters()) - linear - embedding.numel() - (0 if tied else head.numel())
@@ -161,8 +163,8 @@ def shortage(name: str, needed: Estimate, free_bytes: int, where: str) -> str:
     """The sentence for a model that does not fit, "" if it does. where: "cuda:0, nf4"."""
     if needed.peak_bytes <= free_bytes:
         return ""
-    return (f"{name} needs about {gigabytes(needed.peak_bytes)} ({where}: {needed.parts()}), and {gigabytes(free_bytes)} are free. Choose a "
-            "smaller model, a stronger quantization or a shorter context, or close other programs.")
+    return (f"{name} needs about {gigabytes(needed.peak_bytes)} ({where}: {needed.parts()}), and {gigabytes(free_bytes)} are free. Choose "
+            "a smaller model, a stronger quantization or a shorter context, or close other programs.")
 
 
 def require_memory(name: str, needed: Estimate, free_bytes: int, where: str) -> None:
@@ -174,4 +176,5 @@ def require_memory(name: str, needed: Estimate, free_bytes: int, where: str) -> 
 def require_disk(name: str, needed_bytes: int, free_bytes: int, folder: Any, remedy: str = "free some space") -> None:
     """Raise NotEnoughMemory if a download would not fit."""
     if needed_bytes > free_bytes:
-        raise NotEnoughMemory(f"Fetching {name} needs {gigabytes(needed_bytes)} in {folder}, but only {gigabytes(free_bytes)} are free; {remedy}.")
+        raise NotEnoughMemory(f"Fetching {name} needs {gigabytes(needed_bytes)} in {folder}, but only {gigabytes(free_bytes)} are free; "
+                              f"{remedy}.")

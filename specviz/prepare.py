@@ -15,7 +15,8 @@ _EVERY_S = 2.0
 
 
 def prepare(options: Options, say: Callable[[str], None]) -> None:
-    """Fetch target and draft model or heads, or check that local ones are readable. Raises SpecvizError children; may be interrupted and repeated."""
+    """Fetch target and draft model or heads, or check that local ones are readable. Raises SpecvizError children; may be
+    interrupted and repeated."""
     catalog = Catalog(cache_dir=options.cache_dir)
     for name in filter(None, (options.target or "default", options.draft)):
         card = catalog.card(name)

@@ -83,7 +83,8 @@ class FakeHub:
             status, content = 206, content[first:]
         self.send(request, status, content, headers, with_body, file.name)
 
-    def send(self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str], with_body: bool, name: str = "") -> None:
+    def send(self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str], with_body: bool, name: str = ""
+             ) -> None:
         request.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(body))}.items():
             request.send_header(key, value)

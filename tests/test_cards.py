@@ -24,8 +24,8 @@ def test_a_cards_shape_is_the_model_that_transformers_builds(card):
     shape = card.shape
     config = AutoConfig.for_model(
         card.model_type, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-        tie_word_embeddings=shape.tied, max_position_embeddings=card.context_length, pad_token_id=0)
+        num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim, tie_word_embeddings=shape.tied, max_position_embeddings=card.context_length, pad_token_id=0)
     by_formula, built = sizes_of(shape), sizes_of(config)
     assert by_formula.num_parameters == built.num_parameters == card.num_parameters
     assert (by_formula.linear, by_formula.head, by_formula.tied, by_formula.cache_per_token) == (

@@ -35,7 +35,8 @@ def rows(report) -> dict[str, tuple[str, str]]:
 
 def change_tokenizer(folder: Path, old: str, new: str) -> None:
     path = folder / "tokenizer.json"
-    path.write_text(path.read_text(encoding="utf-8").replace(json.dumps(old, ensure_ascii=False), json.dumps(new, ensure_ascii=False)), encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(json.dumps(old), json.dumps(new)), encoding="utf-8")
 
 
 def test_a_good_pair_needs_no_weights(tmp_path, catalog):
@@ -70,13 +71,14 @@ def test_one_differing_token_is_named(tmp_path, catalog):
     change_tokenizer(draft, "<|im_start|>", "<|begin|>")
     report = check_pair(str(target), str(draft), catalog=catalog)
     assert not report.is_possible
-    assert rows(report)["vocabulary"] == ("no", "The two differ: token 1 is '<|im_start|>' for the target and '<|begin|>' for the draft model. "
-                                                "Choose a draft model of the target's family.")
+    assert rows(report)["vocabulary"] == ("no", "The two differ: token 1 is '<|im_start|>' for the target and '<|begin|>' for the draft "
+                                                "model. Choose a draft model of the target's family.")
 
 
 def test_padded_vocabularies_are_fine(tmp_path, catalog):
     """Tables of different length behind the same tokenizer are no obstacle; the padding is told."""
-    report = check_pair(str(save_tiny(tmp_path / "large", vocab_size=512)), str(save_tiny(tmp_path / "small", vocab_size=448)), catalog=catalog)
+    target, draft = save_tiny(tmp_path / "large", vocab_size=512), save_tiny(tmp_path / "small", vocab_size=448)
+    report = check_pair(str(target), str(draft), catalog=catalog)
     found = rows(report)
     assert report.is_possible and found["vocabulary"][0] == "ok" and "padded to 512 and 448 rows" in found["vocabulary"][1]
     assert f"The model's table has {512 - len(tiny_tokenizer())} rows more" in found["target's tokenizer"][1]
@@ -96,8 +98,9 @@ def test_ends_templates_and_lengths_are_warnings(tmp_path, catalog):
 
 
 @pytest.mark.parametrize("change", [
-    dict(num_attention_heads=7), dict(num_attention_heads=0), dict(num_key_value_heads=3), dict(num_key_value_heads=0), dict(hidden_size=-4),
-    dict(num_hidden_layers=0), dict(vocab_size=5), dict(num_attention_heads=64, head_dim=None), dict(hidden_size=10**7, vocab_size=10**7)])
+    dict(num_attention_heads=7), dict(num_attention_heads=0), dict(num_key_value_heads=3), dict(num_key_value_heads=0),
+    dict(hidden_size=-4), dict(num_hidden_layers=0), dict(vocab_size=5), dict(num_attention_heads=64, head_dim=None),
+    dict(hidden_size=10**7, vocab_size=10**7)])
 def test_a_config_that_lies_never_crashes(tmp_path, catalog, change):
     """Whatever numbers a config.json holds, the answer is a report that either refuses in one line or goes on."""
     folder = without_weights(save_tiny(tmp_path / "liar"))
@@ -116,7 +119,8 @@ def test_layers_that_cannot_be_rolled_back_are_refused_by_name(tmp_path, catalog
     config.save_pretrained(tmp_path / "mamba")
     tiny_tokenizer().save_pretrained(tmp_path / "mamba")
     report = check_pair(str(tmp_path / "mamba"), catalog=catalog)
-    assert not report.is_possible and "cannot be rolled back" in rows(report)["target"][1] and "linear_attention" in rows(report)["target"][1]
+    sentence = rows(report)["target"][1]
+    assert not report.is_possible and "cannot be rolled back" in sentence and "linear_attention" in sentence
 
 
 def test_sliding_layers_are_explained(tmp_path, catalog):
@@ -132,7 +136,8 @@ def test_heads_are_checked_against_the_target(tmp_path, catalog):
         folder = tmp_path / f"heads{size}"
         folder.mkdir()
         (folder / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
-        tensors = {f"{i}.0.linear.{part}": torch.zeros(shape) for i in range(2) for part, shape in (("weight", (size, size)), ("bias", (size,)))}
+        shapes = {"weight": (size, size), "bias": (size,)}
+        tensors = {f"{i}.0.linear.{part}": torch.zeros(shape) for i in range(2) for part, shape in shapes.items()}
         tensors |= {f"{i}.1.weight": torch.zeros(384, size) for i in range(2)}
         save_file(tensors, folder / "medusa_lm_head.safetensors")
         report = check_pair(str(target), str(folder), catalog=catalog)

@@ -16,8 +16,8 @@ README, CONTRIBUTING, CHANGELOG = ((ROOT / name).read_text(encoding="utf-8") for
 def blocks() -> dict[str, list[str]]:
     """The commands of each system, by the first word of the sentence above them."""
     start = README.partition("## Start")[2].partition("\n## ")[0]
-    return {system: lines.strip().splitlines() for system, lines in re.findall(r"^(Linux|Windows|macOS)\b[^`]*?(?:`[^`\n]+`[^`]*?)*```\n(.*?)```", start,
-                                                                              re.MULTILINE | re.DOTALL)}
+    pattern = r"^(Linux|Windows|macOS)\b[^`]*?(?:`[^`\n]+`[^`]*?)*```\n(.*?)```"
+    return {system: lines.strip().splitlines() for system, lines in re.findall(pattern, start, re.MULTILINE | re.DOTALL)}
 
 
 @pytest.mark.parametrize("system", ["Linux", "Windows", "macOS"])

@@ -117,7 +117,7 @@ def test_refusals_of_the_hub_are_explained(tmp_path, serve, source, message):
 
 @pytest.mark.parametrize("in_the_middle", [False, True])
 def test_cancelling_a_download_passes_through(tmp_path, serve, in_the_middle):
-    """What `progress` raises to cancel a load, before or while bytes arrive, is not turned into a failed load; the next attempt succeeds."""
+    """What `progress` raises to cancel a load, before or while bytes arrive, is no failed load; the next attempt succeeds."""
     class Cancelled(Exception):
         pass
 

@@ -39,7 +39,8 @@ def test_counts_are_those_of_the_model(family, tied):
 
 def test_a_shape_counts_like_its_model():
     """The formula for model cards agrees with the class, biases, head norms and tied tables included."""
-    for family, options in (("llama", {}), ("qwen2", {"attention_bias": True}), ("qwen3", {"head_norms": True}), ("gemma2", {"num_norms": 4})):
+    options_of = {"llama": {}, "qwen2": {"attention_bias": True}, "qwen3": {"head_norms": True}, "gemma2": {"num_norms": 4}}
+    for family, options in options_of.items():
         for tied in (False, True):
             shape = Shape(384, 64, 128, 3, 8, 2, 8, tied, **options)
             assert sizes_of(shape) == sizes_of(tiny_model(family, tie_word_embeddings=tied).config), family
@@ -91,7 +92,8 @@ def test_sentences_have_the_numbers():
     """Short memory and short disk name what is needed, what there is and what to do; enough is no sentence."""
     needed = estimate(Catalog().card("qwen3-8b").shape, "nf4", device="cuda")
     sentence = shortage("Qwen3-8B", needed, 6_000_000_000, "cuda:0, nf4")
-    assert sentence.startswith("Qwen3-8B needs about 8.10 GB (cuda:0, nf4: weights 6.40 GB, cache 1.21 GB, working room 0.50 GB), and 6.00 GB")
+    assert sentence.startswith("Qwen3-8B needs about 8.10 GB (cuda:0, nf4: weights 6.40 GB, cache 1.21 GB, working room 0.50 GB), and "
+                               "6.00 GB are free.")
     assert shortage("Qwen3-8B", needed, 9_000_000_000, "cuda:0, nf4") == ""
     with pytest.raises(NotEnoughMemory, match="Fetching x needs 2.00 GB in /tmp, but only 1.00 GB are free; do this"):
         require_disk("x", 2_000_000_000, 1_000_000_000, "/tmp", "do this")
@@ -225,7 +227,7 @@ def test_missing_operators_are_told(monkeypatch):
 
 
 def test_judging_a_model_touches_nothing_global():
-    """While a model is built without storage, another thread makes its tensors as ever: no default of torch is changed, not for a moment."""
+    """While a model is built without storage, another thread makes its tensors as ever: no default is changed, not for a moment."""
     import threading
 
     from specviz.memory import skeleton

