@@ -14,6 +14,7 @@ from specviz.engine.drafting import Budget, DraftSettings
 from specviz.engine.model import Row
 from specviz.engine.sampling import SamplingParams
 from specviz.engine.sequence import Sequence
+from specviz.trace import Trace, dumps, loads
 
 
 class Scripted(Stateless):
@@ -135,6 +136,7 @@ def test_the_draft_model_catches_up_after_copied_passages(temperature):
     by = [step.draft_by for step in result.steps if step.nodes]
     assert set(by) == {"suffix", "draft_model"}
     assert by[0] == "suffix" and by[-1] == "draft_model"
+    assert [step.draft_by for step in loads(dumps(Trace({}, tuple(result.steps)))).steps] == [step.draft_by for step in result.steps]
     for step in result.steps:
         assert ("drafter" in step.kv) == (step.draft_by == "draft_model")
         assert step.draft_by != "suffix" or all(node.q is None for node in step.nodes)

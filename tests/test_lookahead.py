@@ -9,6 +9,8 @@ from specviz.drafters.lookahead import Lookahead, Pool, Window
 from specviz.engine.draft import ROOT
 from specviz.engine.drafting import Budget
 from specviz.engine.model import Row
+from specviz.metrics import summarize
+from specviz.trace import Trace, dumps, loads
 
 TEXT = list(range(20, 60))
 
@@ -147,14 +149,14 @@ def test_feedback_is_the_argmax_at_the_last_row(monkeypatch):
 
 
 def test_window_nodes_count_in_no_figure():
-    """Drafted and accepted tokens are those that were judged; the windows are in the trace and in no metric."""
-    from specviz.metrics import summarize
-    from specviz.trace import Trace
+    """Drafted and accepted tokens are those that were judged; windows and pool sizes are in the trace file, windows in no metric."""
     lab = Lab()
     result = lab.run(repeating_prompt(12), "lookahead", k=4, max_new_tokens=40)
     judged = [node for step in result.steps for node in step.nodes if node.state != "window"]
     windows = [node for step in result.steps for node in step.nodes if node.state == "window"]
-    summary = summarize(Trace({"method": "lookahead"}, tuple(result.steps)))
+    trace = loads(dumps(Trace({"method": "lookahead"}, tuple(result.steps))))
+    summary = summarize(trace)
+    assert [step.num_pooled for step in trace.steps] == [step.num_pooled for step in result.steps]
     assert windows and summary.num_draft_tokens == len(judged)
     assert summary.num_accepted_draft_tokens == sum(node.state == "accepted" for node in judged)
 
