@@ -77,9 +77,9 @@ def medusa(target: LanguageModel, seed: int = 0, num_heads: int = 4, lm_heads: b
     return {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "tiny", **({} if lm_heads else {"version": "2"})}, tensors
 
 
-def random_heads(target: LanguageModel, seed: int = 0) -> dict[str, Heads]:
-    """One of each kind for a target, checked as a loaded file would be."""
-    made = (eagle(target, seed), eagle3(target, seed + 1), medusa(target, seed + 2))
+def random_heads(target: LanguageModel, seed: int = 0, lm_heads: bool = True) -> dict[str, Heads]:
+    """One of each kind for a target, checked as a loaded file would be. lm_heads: whether Medusa's heads have their own, large ones."""
+    made = (eagle(target, seed), eagle3(target, seed + 1), medusa(target, seed + 2, lm_heads=lm_heads))
     heads = [checked_heads(tensors, config, "random heads", target, "the tiny target") for config, tensors in made]
     return {each.kind: each for each in heads}
 

@@ -1,10 +1,12 @@
 """Losslessness on the real default model, in both CPU precisions: the same tokens, and for chains the same bits."""
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from head_files import random_heads
 
 from specviz.default_model import is_prepared
 from specviz.drafters import DRAFTERS, Parts
@@ -105,6 +107,24 @@ def test_drafted_answers_are_bitwise_the_plain_ones(bench, threads):
             ours, rows, _ = bench.answer(messages, method, k)
             assert ours == tokens, (prompt, method)
             assert torch.equal(rows, logits), (prompt, method, (rows - logits).abs().max())
+
+
+def test_heads_of_random_weights_give_plain_s_tokens(bench):
+    """Every method that drafts with heads, here heads that know nothing: greedy text is plain's.
+
+    Trees are exact up to rounding: a difference is allowed where plain's two best tokens are closer than 1e-4, nowhere else.
+    """
+    torch.set_num_threads(1)
+    messages = [{"role": "user", "content": PROMPTS[1]}]
+    tokens, logits, _ = bench.answer(messages, "plain")
+    parts = replace(bench.parts, heads=random_heads(bench.target, lm_heads=False))
+    for method in (method for method in DRAFTERS.values() if method.heads):
+        bench.drafters[method.name] = method.create(parts)
+        ours, _, _ = bench.answer(messages, method.name, 8)
+        first = next((i for i, (a, b) in enumerate(zip(ours, tokens)) if a != b), None)
+        if first is not None:
+            best, second = logits[first].topk(2).values.tolist()
+            assert best - second < 1e-4, (method.name, first, best - second)
 
 
 def test_shared_noise_gives_plain_samplings_own_tokens(bench):
