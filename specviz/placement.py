@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from transformers import BitsAndBytesConfig
@@ -60,6 +61,9 @@ def choose_placement(device: str = "auto", dtype: str = "auto", quantization: st
         known = any(quantization in names for names in QUANTIZATIONS.values())
         reason = f"needs a CUDA device, and this is {kind}" if known else "is not known"
         raise InputError(f"The quantization {quantization!r} {reason}; on {kind} there is {', '.join(QUANTIZATIONS[kind])}.")
+    if kind == "cuda" and quantization != "none" and find_spec("bitsandbytes") is None:
+        raise InputError(f"The quantization {quantization!r} on CUDA needs the package bitsandbytes, which is not installed; install "
+                         "requirements.txt, or use quantization none.")
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"The dtype {dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
     if kind == "mps":

@@ -123,3 +123,14 @@ def test_several_cards_together(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         chosen = choose_placement("cuda:all", "auto", "nf4")
         assert (str(chosen.device), chosen.spread, any("untested" in note for note in chosen.notes)) == ("cuda:0", spread, spread)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    """Without bitsandbytes, quantization on CUDA says what to install; weights as they are need nothing."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setattr(placement, "find_spec", lambda name: None)
+    assert choose_placement("cuda").quantization == "none"
+    with pytest.raises(InputError, match="'nf4' on CUDA needs the package bitsandbytes"):
+        choose_placement("cuda", "auto", "nf4")
