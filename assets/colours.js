@@ -1,5 +1,5 @@
 // Colours the answers in the chat by how their tokens came about. It changes no node: the browser paints ranges of the text that is
-// there (CSS Custom Highlight API), so Markdown stays rendered and model text stays text. Knows nothing of models or of where runs come from.
+// there (CSS Custom Highlight API), so Markdown stays rendered and model text stays text. Knows nothing of where runs come from.
 (function (global) {
 'use strict';
 const ORIGINS = ['draft', 'correction', 'bonus'];      // "plain" tokens stay as they are; styles in page.css
@@ -61,8 +61,8 @@ function rangesOf(root, runs) {
     if (i + 1 < places.length && nodes[i + 1] === nodes[i] && originAt(i + 1) === originAt(i)) continue;
     const origin = originAt(i);
     if (found[origin]) {
-      const range = new StaticRange({startContainer: nodes[first], startOffset: offsets[first], endContainer: nodes[i], endOffset: offsets[i] + 1});
-      found[origin].push(range);
+      const begin = {startContainer: nodes[first], startOffset: offsets[first]};
+      found[origin].push(new StaticRange({...begin, endContainer: nodes[i], endOffset: offsets[i] + 1}));
     }
     first = i + 1;
   }

@@ -84,12 +84,12 @@ const fileName = title => (title.replace(/[^\p{L}\p{N}]+/gu, '-').replace(/^-+|-
 
 /* What Gradio's two copy buttons would write, and what was really said. */
 function copies(rows) {
-  const pairs = rows.map(row => [row.parts.map(part => part.shown).join('\n'), row.parts.filter(part => part.kind === 'text' || part.kind === 'failed')
-    .map(part => part.text).join('\n')]);
+  const isSaid = part => part.kind === 'text' || part.kind === 'failed';
+  const pairs = rows.map(row => [row.parts.map(part => part.shown).join('\n'), row.parts.filter(isSaid).map(part => part.text).join('\n')]);
   const flat = rows.flatMap(row => row.parts.map(part => ({role: row.role, ...part})));
-  const said = flat.filter(part => part.kind === 'text' || part.kind === 'failed');
   const bare = part => part.kind === 'thinking' ? part.shown.replace(/^.*\n  /, '').replace(/\n$/, '') : part.shown;
-  return new Map([...pairs, [flat.map(part => part.role + ': ' + bare(part)).join('\n\n'), said.map(part => part.role + ': ' + part.text).join('\n\n')]]);
+  const whole = (parts, text) => parts.map(part => part.role + ': ' + text(part)).join('\n\n');
+  return new Map([...pairs, [whole(flat, bare), whole(flat.filter(isSaid), part => part.text)]]);
 }
 
 function mount(root, options) {
@@ -193,8 +193,8 @@ function mount(root, options) {
       }
     }
     if (!Array.isArray(message.rows)) return;
-    const same = (i, j) => rows[i] && message.rows[j] && JSON.stringify(textsOf(rows[i], 'text')) === JSON.stringify(textsOf(message.rows[j], 'text'));
-    runs = message.rows.map((row, i) => i < rows.length && same(i, i) ? runs[i] || null : null);
+    const saidIn = row => row && JSON.stringify(textsOf(row, 'text'));
+    runs = message.rows.map((row, i) => saidIn(row) === saidIn(rows[i]) ? runs[i] || null : null);
     rows = message.rows;
     if (message.runs && rows.length) runs[rows.length - 1] = message.runs;
     said = copies(rows);

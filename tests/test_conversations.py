@@ -63,7 +63,8 @@ def test_copies_name_what_the_chat_was_given_and_what_was_said():
 @pytest.mark.parametrize("data", [
     None, {}, "x", [1], [{}], [{"role": "user"}], [{"role": "system", "parts": []}], [{"role": "user", "parts": [1]}],
     [{"role": "user", "parts": [{"kind": "text"}]}], [{"role": "user", "parts": [{"kind": "text", "text": 5}]}],
-    [{"role": "assistant", "parts": [{"kind": "html", "text": "x"}]}], [{"role": "user", "parts": [{"kind": "text", "text": "x" * 4_000_001}]}],
+    [{"role": "assistant", "parts": [{"kind": "html", "text": "x"}]}],
+    [{"role": "user", "parts": [{"kind": "text", "text": "x" * 4_000_001}]}],
     [{"role": "user", "parts": []}] * 4001])
 def test_broken_rows_are_refused_in_words(data):
     """What a browser hands back is checked; a broken one is named and nothing is made of it."""
@@ -87,12 +88,14 @@ def test_a_measurement_that_a_reload_ended_is_not_announced_again():
 # ---- colours
 
 def trace_of(*tokens):
-    return Trace({}, (StepTrace("spec", 0, 0, 0, 0, emitted=tuple(EmittedToken(i, text, origin) for i, (text, origin) in enumerate(tokens))),))
+    emitted = tuple(EmittedToken(i, text, origin) for i, (text, origin) in enumerate(tokens))
+    return Trace({}, (StepTrace("spec", 0, 0, 0, 0, emitted=emitted),))
 
 
 def test_runs_add_up_to_the_answer():
     """Stretches of one origin are joined, thinking before the answer and the end token behind it are left out, even inside a token."""
-    trace = trace_of(("<think>a</think>\n", "plain"), ("\nHe", "draft"), ("llo", "draft"), (" <b>", "correction"), ("!", "bonus"), ("<|end|>", "plain"))
+    trace = trace_of(("<think>a</think>\n", "plain"), ("\nHe", "draft"), ("llo", "draft"), (" <b>", "correction"), ("!", "bonus"),
+                     ("<|end|>", "plain"))
     text = "<think>a</think>\n\nHello <b>!"
     assert runs(trace, "Hello <b>!", text) == [["Hello", "draft"], [" <b>", "correction"], ["!", "bonus"]]
 
@@ -185,7 +188,7 @@ def test_a_kept_conversation_takes_the_chat_and_goes_on():
     _, asked = handlers.ask(who, "Go", [])
     running = handlers.respond(who, asked, *values())
     next(running)
-    kept = [{"role": "user", "parts": [{"kind": "text", "text": HOSTILE}]}, {"role": "assistant", "parts": [{"kind": "text", "text": "<i>"}]}]
+    kept = [{"role": role, "parts": [{"kind": "text", "text": text}]} for role, text in (("user", HOSTILE), ("assistant", "<i>"))]
     screen = handlers.recall(who, SimpleNamespace(rows=kept))
     assert service.runs[0]._cancelled.is_set() and not seen(list(running), "chat")
     turn(handlers, "Next", seen([screen], "chat")[0], who)
@@ -234,6 +237,16 @@ def test_thinking_answers_keep_figures_colours_and_the_next_turn():
     assert [text_of(m) for m in seen(more, "chat")[-1]] == [text_of(m) for m in chat]
     turn(handlers, "Next", chat, who)
     assert service.requests[-1].messages[1] == {"role": "assistant", "content": "It is so.", "reasoning_content": "hm hm"}
+
+
+def test_after_undo_nothing_of_the_undone_run_is_told():
+    """The record of a shortened chat names no run and no colours, even where the answer before reads the same."""
+    handlers, who = Handlers(FakeService()), visitor()
+    _, chat = turn(handlers, "One", who=who)
+    _, chat = turn(handlers, "Two", chat, who)
+    _, rest = handlers.undo(who, chat)
+    told = json.loads(handlers.settled(who, rest))
+    assert len(told["rows"]) == 2 and told["runs"] is None and told["run"] == ""
 
 
 def test_why_nothing_is_kept_is_said():

@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from specviz.ui.messages import (LATEX_DELIMITERS, Look, answered, conversation, dressed, failed, is_failed, is_thinking, parts_of, question, raw,
-                                 reply, shown, split_thinking, text_of)
+from specviz.ui.messages import (LATEX_DELIMITERS, Look, answered, conversation, dressed, failed, is_failed, is_thinking, parts_of,
+                                 question, raw, reply, shown, split_thinking, text_of)
 
-PIECES = ["\\", "\\(", "\\)", "\\[", "\\]", "$$", "$", "`", "```", "~~~", "\n", "\n\n", " ", "x", "<", "<b>", "</div>", "<img src=x onerror=p()>",
-          "![", "[a](b)", "!", "&lt;", "&amp", "<think>", "</think>", "mermaid", "\u2060", "🦊", "\ufdd0", "\ufdd1", "\ufdd4", "\ufdd5", "\ufdd6",
-          "\ufde0", "\ufde6", "${x}", "{{x}}", "⚠ "]
+PIECES = ["\\", "\\(", "\\)", "\\[", "\\]", "$$", "$", "`", "```", "~~~", "\n", "\n\n", " ", "x", "<", "<b>", "</div>",
+          "<img src=x onerror=p()>", "![", "[a](b)", "!", "&lt;", "&amp", "<think>", "</think>", "mermaid", "\u2060", "🦊", "\ufdd0",
+          "\ufdd1",
+          "\ufdd4", "\ufdd5", "\ufdd6", "\ufde0", "\ufde6", "${x}", "{{x}}", "⚠ "]
 
 
 def texts(number=6000, seed=7):
@@ -92,10 +93,12 @@ def test_thinking_is_what_an_answer_begins_with(text, opened, expected):
 
 def test_thinking_stands_apart_from_the_next_prompt():
     """The turn holds the answer alone; the thinking is beside it for templates that ask for it, and failed turns leave nothing."""
-    history = [question("a"), *reply("<think>\nhm\n</think>\n\nYes.", "5 tokens"), question("b"), *reply("<think>x", error="Busy."), question("c")]
+    history = [question("a"), *reply("<think>\nhm\n</think>\n\nYes.", "5 tokens"), question("b"), *reply("<think>x", error="Busy."),
+               question("c")]
     assert [is_thinking(message) for message in history] == [False, True, False, False, True, False, False]
     assert conversation(dressed(history, Look(plain=True))) == [
-        {"role": "user", "content": "a"}, {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"}, {"role": "user", "content": "c"}]
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"},
+        {"role": "user", "content": "c"}]
 
 
 def test_thinking_is_folded_unless_asked_for():

@@ -20,17 +20,17 @@ import gradio as gr
 from ..errors import InputError, SpecvizError
 from ..trace import StepTrace, dumps, load
 from . import strings
-from .context import fit, without_oldest
-from .conversations import record, reopened, runs
+from .conversations import reopened
 from .messages import Look, Message, conversation, dressed, failed, is_failed, last_question, question, reply, text_of
 from .recordings import TRACES, titles
 from .settings import Settings
 from .slicer import Archive, Slicer
+from .transcript import Transcript
 from .viewer import start_body, trace_message
 from .visits import SKIP, Pace, Screen, Visit, Visits
 
 if TYPE_CHECKING:                # the service imports torch; the page opens without waiting for it
-    from ..service import ChatRequest, Run, Service
+    from ..service import Run, Service
 
 __all__ = ["Handlers", "PLAIN_TOKENS", "POLL_S", "sentence_of"]
 
@@ -51,7 +51,7 @@ class Handlers:
         self.service, self.archive, self._method, self._recordings = service, archive or Archive(), method, recordings
         self._clock = clock
         self._visits = Visits()
-        self._seq = 0
+        self.transcript = Transcript(service)
 
     # ---- the chat ---------------------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Handlers:
         if visit.busy or not history:
             return SKIP, SKIP
         visit.turn += 1
-        visit.chat, visit.num_dropped = None, 0
+        visit.run, visit.chat, visit.num_dropped = None, None, 0
         visit.interrupted.set()
         return gr.update(value=text_of(history[index]), **IDLE), history[:index]
 
@@ -101,7 +101,7 @@ class Handlers:
 
     def settled(self, request: gr.Request, history: list[Message]) -> str:
         """The message for the bar after the chat was shortened."""
-        return self._record(self._visits.of(request), history)
+        return self.transcript.record(self._visits.of(request), history)
 
     def recall(self, request: gr.Request, event: gr.EventData) -> Screen:
         """A conversation that the browser has kept takes the chat."""
@@ -135,16 +135,16 @@ class Handlers:
         visit.interrupted.clear()
         visit.busy, turn = True, visit.turn
         try:
-            run = self.service.submit(self._fitted(visit, settings.request(conversation(history), str(request.session_hash))))
+            run = self.service.submit(self.transcript.fitted(visit, settings.request(conversation(history), str(request.session_hash))))
         except Exception as error:                   # a refusal is an answer too: the conversation goes on
             visit.busy = False
-            yield self._dressed(visit, self._refusal(history, error))
+            yield self.transcript.dressed(visit, self._refusal(history, error))
             return
         visit.run, visit.slicer, visit.drafted = run, Slicer(archive=self.archive, clock=self._clock), []
         visit.live = True
         try:
             for screen in self._turn(visit, run, history, settings.measure_plain):
-                yield self._dressed(visit, screen) if visit.turn == turn else screen.viewer_only()
+                yield self.transcript.dressed(visit, screen) if visit.turn == turn else screen.viewer_only()
         finally:                                     # also when the page was closed
             visit.busy = visit.busy and visit.turn != turn
             visit.live = False
@@ -162,7 +162,7 @@ class Handlers:
         turn, visit.live = visit.turn, True
         try:
             for screen in self._comparison(visit, visit.run, history[:last_question(history) + 1]):
-                yield self._dressed(visit, screen) if visit.turn == turn else screen.viewer_only()
+                yield self.transcript.dressed(visit, screen) if visit.turn == turn else screen.viewer_only()
         finally:
             visit.live = False
 
@@ -180,14 +180,16 @@ class Handlers:
             yield from self._measure(visit, run, history)
             yield self._end(visit, run, history)
         except Exception as error:
-            yield Screen(chat=[*history, *self._reply(visit, run)], bar=True, prompt=gr.update(**IDLE), more=gr.update(visible=False),
+            yield Screen(chat=[*history, *self.transcript.reply(visit, run)], bar=True, prompt=gr.update(**IDLE),
+                         more=gr.update(visible=False),
                          status=strings.status_html(f"error: {sentence_of(error)}"))
 
     def _answer(self, visit: Visit, run: Run, history: list[Message]) -> Iterator[Screen]:
         slicer, chat = visit.slicer, Pace(CHAT_S, self._clock)
         short, line = self._lines(visit, run)
         for message in slicer.start(start_body(run.meta, short)):
-            yield Screen(viewer=message, chat=[*history, *reply("", ended=False)], bar=history, status=strings.status_html(line), prompt=gr.update(**WRITING),
+            yield Screen(viewer=message, chat=[*history, *reply("", ended=False)], bar=history,
+                         status=strings.status_html(line), prompt=gr.update(**WRITING),
                          more=gr.update(visible=False))
         chat.due()
         try:
@@ -223,7 +225,7 @@ class Handlers:
         goal, pace = min(num_tokens, num_done + PLAIN_TOKENS), Pace(CHAT_S, self._clock)
         if num_done >= goal:
             return
-        answer = self._reply(visit, run, still_measuring=True)
+        answer = self.transcript.reply(visit, run, still_measuring=True)
         yield Screen(chat=[*history, *answer], bar=True, prompt=gr.update(**MEASURING), more=gr.update(visible=False),
                      status=strings.status_html(strings.measuring(num_done, goal)))
         visit.busy = False                           # from here on a new question is welcome
@@ -251,13 +253,14 @@ class Handlers:
         short, line = self._lines(visit, run, result=strings.outcome(stats))
         [message] = visit.slicer.end({"stats": trace.stats, "compare": trace.compare, "reason": run.reason, "status": short})
         more = 0 < num_plain < num_tokens and not visit.stopped.is_set()
-        return Screen(viewer=message, chat=[*history, *self._reply(visit, run)], bar=True, status=strings.status_html(line), prompt=gr.update(**IDLE),
+        return Screen(viewer=message, chat=[*history, *self.transcript.reply(visit, run)], bar=True,
+                      status=strings.status_html(line), prompt=gr.update(**IDLE),
                       more=gr.update(visible=more, value=strings.continue_label(num_plain, num_tokens)))
 
     def _refusal(self, history: list[Message], error: Exception) -> Screen:
         sentence = sentence_of(error)
-        return Screen(chat=[*history, failed(sentence)], bar=True, status=strings.status_html(self.resting_line()), prompt=gr.update(**IDLE),
-                      more=gr.update(visible=False))
+        return Screen(chat=[*history, failed(sentence)], bar=True, status=strings.status_html(self.resting_line()),
+                      prompt=gr.update(**IDLE), more=gr.update(visible=False))
 
     # ---- the public endpoint ----------------------------------------------------------------------------------------------------
 
@@ -365,7 +368,7 @@ class Handlers:
         visit = self._visits.of(request)
         if visit.run is None or visit.busy or not history or history[-1]["role"] != "assistant" or len(history[-1]["content"]) < 2:
             return history
-        answer = self._reply(visit, visit.run)
+        answer = self.transcript.reply(visit, visit.run)
         if is_failed(history[-1]) or text_of(history[-1]) != text_of(answer[-1]):
             return history
         return [*history[:last_question(history) + 1], *answer]
@@ -376,47 +379,8 @@ class Handlers:
         visit = self._visits.of(request)
         visit.turn += 1
         visit.run, visit.chat, visit.num_dropped = None, None, 0
-        return self._dressed(visit, Screen(chat=history, bar=True, status=strings.status_html(self.resting_line()),
+        return self.transcript.dressed(visit, Screen(chat=history, bar=True, status=strings.status_html(self.resting_line()),
                                            prompt=gr.update(**IDLE), more=gr.update(visible=False)))
-
-    def _fitted(self, visit: Visit, asked: ChatRequest) -> ChatRequest:
-        """The request with as many of its turns as the model's context holds. Raises PromptTooLong, see `context.fit`."""
-        visit.system = "".join(message["content"] for message in asked.messages if message["role"] == "system")
-        fitted = fit(asked.messages, self.service.count_tokens, self.service.config().get("context"), asked.sampling.max_new_tokens)
-        visit.num_dropped = fitted.num_dropped
-        return replace(asked, messages=fitted.messages)
-
-    def _reply(self, visit: Visit, run: Run, *, still_measuring: bool = False) -> list[Message]:
-        """The messages of a finished answer."""
-        footer = strings.footer(run.trace().stats, run.reason, still_measuring=still_measuring, num_dropped=visit.num_dropped)
-        return reply(run.text, footer, opened=bool(run.meta.get("opens_thinking")))
-
-    def _dressed(self, visit: Visit, screen: Screen) -> Screen:
-        """The screen in the visitor's look, and its message for the bar where it asks for one: True means of the chat, a list of that."""
-        changes = dict(zip(Screen.FIELDS, screen))
-        if isinstance(changes["chat"], list):
-            changes["chat"] = visit.chat = dressed(changes["chat"], visit.look)
-        if changes["bar"] is True or isinstance(changes["bar"], list):
-            changes["bar"] = self._record(visit, changes["chat"] if changes["bar"] is True else changes["bar"])
-        return Screen(**changes)
-
-    def _record(self, visit: Visit, history: list[Message]) -> str:
-        self._seq += 1
-        run, name, colours = visit.run, "", None
-        if run is not None and run.reason and history and history[-1]["role"] == "assistant" and not is_failed(history[-1]):
-            name, colours = visit.slicer.run, runs(run.trace(), text_of(history[-1]), run.text)
-        return record(history, seq=self._seq, meter=self._meter(visit, history), run=name, colours=colours)
-
-    def _meter(self, visit: Visit, history: list[Message]) -> dict[str, Any]:
-        """How much of the context the conversation fills, without the turns that its last prompt had to leave out."""
-        turns, context = without_oldest(conversation(history), visit.num_dropped), self.service.config().get("context")
-        if not turns or not context:
-            return {}
-        system = [{"role": "system", "content": visit.system}] if visit.system else []
-        try:
-            return strings.meter(self.service.count_tokens([*system, *turns]), context, visit.num_dropped)
-        except SpecvizError:                     # a template that refuses it: the next question will tell
-            return {}
 
     def _words(self, run: Run) -> list[str]:
         config = dict(run.meta.get("config") or {})

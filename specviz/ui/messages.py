@@ -66,7 +66,8 @@ def failed(sentence: str, text: str = "") -> Message:
 def thought(text: str, ended: bool = True) -> Message:
     """What a model wrote before its answer, as a block that can be unfolded."""
     num_words = len(text.split())
-    return _message("assistant", [text], {THINKING}, title=f"Thought, {num_words} word{'s' * (num_words != 1)}" if ended else "Thinking …")
+    title = f"Thought, {num_words} word{'s' * (num_words != 1)}" if ended else "Thinking …"
+    return _message("assistant", [text], {THINKING}, title=title)
 
 
 def reply(text: str, footer: str = "", *, opened: bool = False, error: str = "", ended: bool = True) -> list[Message]:
@@ -178,13 +179,15 @@ def raw(text: str) -> str:
     return _SHOWN_DIAGRAM.sub(r"\1\2", _SHOWN_RESERVED.sub(lambda match: chr(ord(match[1]) - 0x10), text))
 
 
-def _message(role: str, parts: Sequence[str], marks: set[str] | frozenset[str] = frozenset(), look: Look = Look(), title: str = "") -> Message:
+def _message(role: str, parts: Sequence[str], marks: set[str] | frozenset[str] = frozenset(), look: Look = Look(),
+             title: str = "") -> Message:
     marks = marks - {PLAIN} | ({PLAIN} if look.plain else set())
     metadata = {"id": " ".join(sorted(marks))} if marks else {}
     if title:                                    # the chat folds what has a title, and opens it unless its status is "done"
         metadata |= {"title": title} | ({} if look.thinking else {"status": "done"})
     write = (lambda text: html.escape(text, quote=False)) if look.plain else shown
-    return {"role": role, "content": [{"type": "text", "text": write(part)} for part in parts]} | ({"metadata": metadata} if metadata else {})
+    message = {"role": role, "content": [{"type": "text", "text": write(part)} for part in parts]}
+    return message | ({"metadata": metadata} if metadata else {})
 
 
 def _marks(message: Message) -> set[str]:

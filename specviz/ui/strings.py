@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["EMPTY_CHAT", "HEADLINE", "NAME", "VERIFICATIONS", "configuration", "continue_label", "dropped", "footer", "load_failed",
-           "loading", "measuring", "meter", "method_choice", "method_note", "not_kept", "outcome", "progress", "ready", "speculation_state", "status_html", "status_line", "unloaded",
-           "verification_note", "verification_word"]
+           "loading", "measuring", "meter", "method_choice", "method_note", "not_kept", "outcome", "progress", "ready",
+           "speculation_state", "status_html", "status_line", "unloaded", "verification_note", "verification_word"]
 
 NAME = "specviz"
 HEADLINE = "A small guess, one big check: watch a language model speed up without changing what it says."
@@ -27,8 +27,8 @@ VERIFICATIONS: dict[str, tuple[str, str]] = {
                 "sampling's text nor the target's distribution."),
 }
 STILL_MEASURING = "measuring plain decoding …"
-CONTEXT_RULE = ("What the conversation fills of the model's context. Part of it stays free for the answer: the new tokens asked for, at most "
-                "a quarter. Where the rest is too small, the oldest turns leave the prompt; the system prompt stays.")
+CONTEXT_RULE = ("What the conversation fills of the model's context. Part of it stays free for the answer: the new tokens asked for, at "
+                "most a quarter. Where the rest is too small, the oldest turns leave the prompt; the system prompt stays.")
 WINDOW = 8                   # so many steps without a draft, one after the other, count as a pause
 
 
@@ -167,8 +167,8 @@ def status_html(line: str) -> str:
     """The status line as markup: a dot in the colour of its state, then the text, escaped."""
     state = line.split(" · ")[0].split(":")[0].strip()
     state = "measuring" if state.startswith("measuring") else state
-    kind = {"active": "active", "ready": "ready", "off": "off", "paused": "off", "unloaded": "off", "loading": "busy", "waiting": "busy", "measuring": "busy",
-            "failed": "failed", "error": "failed"}.get(state, "ready")
+    kind = {"active": "active", "ready": "ready", "off": "off", "paused": "off", "unloaded": "off", "loading": "busy", "waiting": "busy",
+            "measuring": "busy", "failed": "failed", "error": "failed"}.get(state, "ready")
     text = html.escape(line)
     if state in ("active", "off", "paused"):
         text = f"speculation {text}"

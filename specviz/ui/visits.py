@@ -39,7 +39,8 @@ class Visit:
 
     turn: number of the last question; a generator of an earlier turn must not touch the chat any more. busy: a question waits or is
     being answered. look: how texts are shown. chat: what the chat shows, as far as this turn has changed it. system: the last request's
-    system prompt. num_dropped: turns that were left out of its prompt. live: a run of this page sends to its viewer. stopped: Stop was pressed. interrupted: someone waits, so end the plain measurement.
+    system prompt. num_dropped: turns that were left out of its prompt. live: a run of this page sends to its viewer. stopped: Stop was
+    pressed. interrupted: someone waits, so end the plain measurement.
     """
     turn: int = 0
     busy: bool = False

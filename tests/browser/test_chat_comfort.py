@@ -10,11 +10,12 @@ from test_page import Tab, expect, recorded, serve
 pytestmark = pytest.mark.browser
 
 THOUGHT = "<think>\nThe visitor wants **Euler**.\n</think>\n\n"
-RICH = ("Euler: \\(e^{i\\pi} + 1 = 0\\) is **short**.\n\n\\[ \\int_0^1 x^2\\,dx = \\frac{1}{3} \\]\n\n```python\nif a < b: print(\"$$ \\[\")\n```\n\n"
+RICH = ("Euler: \\(e^{i\\pi} + 1 = 0\\) is **short**.\n\n\\[ \\int_0^1 x^2\\,dx = \\frac{1}{3} \\]\n\n"
+        "```python\nif a < b: print(\"$$ \\[\")\n```\n\n"
         "- one <b>tag</b> stays")
-HOSTILE = ("<script>window.pwned=1</script> <img src=x onerror=window.pwned=2> $$ \\href{javascript:window.pwned=3}{x} <img src=x onerror=window.pwned=4> $$ "
-           "\\(\\htmlData{a=b}{<svg onload=window.pwned=5>}\\) ${window.pwned=6} %%%LATEX_BLOCK_0%%%\n\n```mermaid\n<img src=x onerror=window.pwned=7>\n```\n"
-           "<details open ontoggle=window.pwned=8> end")
+HOSTILE = ("<script>window.pwned=1</script> <img src=x onerror=window.pwned=2> $$ \\href{javascript:window.pwned=3}{x} "
+           "<img src=x onerror=window.pwned=4> $$ \\(\\htmlData{a=b}{<svg onload=window.pwned=5>}\\) ${window.pwned=6} "
+           "%%%LATEX_BLOCK_0%%%\n\n```mermaid\n<img src=x onerror=window.pwned=7>\n```\n<details open ontoggle=window.pwned=8> end")
 PAINTED = "() => Object.fromEntries(['draft', 'correction', 'bonus'].map(o => [o, [...CSS.highlights.get('specviz-' + o)].map(r => " \
           "r.startContainer.data.slice(r.startOffset, r.endOffset))]))"
 
@@ -76,7 +77,8 @@ def test_accepted_tokens_are_coloured_in_the_chat(tab, site):
         told = "".join(token.text for step in steps for token in step.emitted if token.origin == origin).split()
         assert told and " ".join(painted[origin]).split() == told
     assert tab.answer().inner_html() == before
-    style = tab.page.evaluate("""() => { const s = getComputedStyle(document.querySelector('#chat .bot-row p'), '::highlight(specviz-draft)');
+    style = tab.page.evaluate("""() => { const p = document.querySelector('#chat .bot-row p');
+                                         const s = getComputedStyle(p, '::highlight(specviz-draft)');
                                          return [s.textDecorationLine, s.backgroundColor]; }""")
     assert style[0] == "underline" and style[1] not in ("transparent", "rgba(0, 0, 0, 0)"), "a line beside the colour"
     tab.send("Again")
@@ -158,7 +160,7 @@ def test_plain_text_shows_exactly_what_was_written(tab, site):
     assert site[0].requests[-1].messages[-1]["content"] == "<i>"
 
 
-@pytest.mark.parametrize("looks", [[], ["colour"], ["plain"], ["colour", "thinking", "plain"]])
+@pytest.mark.parametrize("looks", [["colour", "thinking"], ["colour", "thinking", "plain"]], ids=["rendered", "plain"])
 def test_hostile_text_runs_nothing_in_any_look(tab, site, looks):
     """Scripts, handlers, KaTeX commands, diagrams and placeholders of the chat's own renderer: shown, never run, never fetched."""
     site[0].answer = "<think>" + HOSTILE + "</think>" + HOSTILE
@@ -254,7 +256,8 @@ def test_conversations_are_renamed_exported_and_deleted(tab, site):
         kept(tab).first.get_by_text("Export Markdown").click()
     assert got.value.suggested_filename == "a-i-name-i.md"
     text = got.value.path().read_text()
-    assert text.startswith("# A <i>name</i>\n\n## You\n\nMy question\n\n## Answer\n\nThinking:\n\n> The visitor wants **Euler**.\n\n" + RICH)
+    assert text.startswith("# A <i>name</i>\n\n## You\n\nMy question\n\n## Answer\n\n"
+                           "Thinking:\n\n> The visitor wants **Euler**.\n\n" + RICH)
     with tab.page.expect_download() as got:
         kept(tab).first.get_by_text("Export trace").click()
     trace = json.loads(got.value.path().read_text())
