@@ -10,8 +10,8 @@ from .hub import fetch_files, is_hub_id
 
 __all__ = ["FoundHeads", "find_heads", "may_hold_heads"]
 
-_TELLTALE = ("medusa_num_heads", "medusa_num_layers", "draft_vocab_size", "eagle_config", "eagle_fc_bias", "speculators_model_type", "num_heads",
-             "dflash_config", "specviz", "n_predict")
+_TELLTALE = ("medusa_num_heads", "medusa_num_layers", "draft_vocab_size", "eagle_config", "eagle_fc_bias", "speculators_model_type",
+             "num_heads", "dflash_config", "specviz", "n_predict")
 
 
 class FoundHeads:

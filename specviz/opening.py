@@ -73,7 +73,9 @@ def open_engine(options: Options, progress: Callable[[str, float | None], None])
         raise InputError(f"There is no drafting method {options.method!r}; --method takes one of {', '.join(DRAFTERS)}.")
     catalog = Catalog(cache_dir=options.cache_dir, offline=options.offline)
     quantization = _quantization(options)
-    found = find_heads(options.draft, offline=options.offline, progress=progress) if options.draft and not catalog.card(options.draft) else None
+    found = None
+    if options.draft and not catalog.card(options.draft):
+        found = find_heads(options.draft, offline=options.offline, progress=progress)
     loaded = catalog.open_target(options.target or "default", device=options.device, dtype=options.dtype, quantization=quantization,
                                  draft=options.draft if found is None else None, progress=progress)
     drafter_loaded = None
@@ -87,7 +89,8 @@ def open_engine(options: Options, progress: Callable[[str, float | None], None])
     codec = TextCodec(loaded.tokenizer)
     eos_ids = frozenset(loaded.eos_ids)
     heads = _heads(found, target, loaded.name, codec, progress) if found is not None else {}
-    parts = Parts(target, cache, draft, marker_ids=eos_ids | special_ids(loaded.tokenizer), trained_exits=_trained_exits(loaded), heads=heads)
+    parts = Parts(target, cache, draft, marker_ids=eos_ids | special_ids(loaded.tokenizer), trained_exits=_trained_exits(loaded),
+                  heads=heads)
     drafter = found or drafter_loaded
     config = {
         "target": loaded.name, "drafter": drafter.name if drafter else None, "device": str(target.device),
@@ -136,8 +139,8 @@ def _heads(found: FoundHeads, target: LanguageModel, target_name: str, codec: Te
 def _trained_exits(loaded: Loaded) -> tuple[int, ...]:
     """Layers after which the target was trained to exit, as its config says, or as is known of LayerSkip's checkpoints.
 
-    Those are ordinary models in which every layer was trained to exit (Elhoushi et al. 2024, arXiv 2404.16710); a quarter of the layers is a
-    good place to begin.
+    Those are ordinary models in which every layer was trained to exit (Elhoushi et al. 2024, arXiv 2404.16710); a quarter of the layers
+    is a good place to begin.
     """
     num_layers = loaded.model.config.get_text_config().num_hidden_layers
     exits = getattr(loaded.model.config, "trained_exits", None)

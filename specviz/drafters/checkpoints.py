@@ -30,8 +30,8 @@ _LAYER = "layers.0."
 _MEDUSA = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
 _MEDUSA_BLOCKS = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 _PART_OF_MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\..*|blocks\..*|lm_heads\..*|lm_head\.weight|token_map")
-_OTHERS = {"DFlash or DSpark": r"hidden_norm\.weight|markov_w1.*", "P-EAGLE": r"mask_hidden", "Hydra": r"hydra_mlp\..*|prefix_embeding_layer\..*",
-           "ReDrafter": r"rnn_[uw].*", "MLP speculator": r"speculator\.(emb|proj|head|ln)\..*"}
+_OTHERS = {"DFlash or DSpark": r"hidden_norm\.weight|markov_w1.*", "P-EAGLE": r"mask_hidden",
+           "Hydra": r"hydra_mlp\..*|prefix_embeding_layer\..*", "ReDrafter": r"rnn_[uw].*", "MLP speculator": r"speculator\.(emb|proj|head|ln)\..*"}
 
 
 def head_kind(folder: Path, name: str) -> str | None:
@@ -102,8 +102,8 @@ def _read_pickled(paths: list[Path], name: str) -> dict[str, Tensor]:
         if isinstance(content, Mapping):
             tensors.update((_clean(key), value) for key, value in content.items() if isinstance(value, Tensor))
     if failure is not None and not tensors:
-        raise LoadError(f"{paths[0].name} of {name} is damaged, or holds more than tensors, which specviz never reads; look for a safetensors "
-                        "file of these heads.") from failure
+        raise LoadError(f"{paths[0].name} of {name} is damaged, or holds more than tensors, which specviz never reads; look for "
+                        "a safetensors file of these heads.") from failure
     return tensors
 
 
@@ -119,7 +119,8 @@ def _read_config(folder: Path, name: str) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise LoadError(f"The config.json of {name} is missing or cannot be read ({str(error)[:120]}); copy it beside the weights.") from error
+        raise LoadError(f"The config.json of {name} is missing or cannot be read ({str(error)[:120]}); copy it beside the "
+                        "weights.") from error
     if not isinstance(config, dict):
         raise LoadError(f"The config.json of {name} holds no table of settings; fetch it again.")
     return config
@@ -128,7 +129,8 @@ def _read_config(folder: Path, name: str) -> dict[str, Any]:
 def _kind(names: set[str], name: str) -> str | None:
     if any(_MEDUSA_BLOCKS.fullmatch(key) or ((found := _MEDUSA.fullmatch(key)) and found[3]) for key in names):
         return "medusa"
-    if "fc.weight" not in names and not any(re.fullmatch(_OTHERS[other], key) for other in ("Hydra", "ReDrafter", "MLP speculator") for key in names):
+    telling = "|".join(_OTHERS[other] for other in ("Hydra", "ReDrafter", "MLP speculator"))
+    if "fc.weight" not in names and not any(re.fullmatch(telling, key) for key in names):
         return None
     for other, pattern in _OTHERS.items():
         if any(re.fullmatch(pattern, key) for key in names):
@@ -268,8 +270,8 @@ def _eagle(kind: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], 
             known.add(norm)
     known |= _vocabulary(tensors, config, size, check)
     if unread := sorted(set(tensors) - known):
-        raise LoadError(f"{check.name} has {len(unread)} tensors that have no place in a one-layer {'EAGLE-3' if fused else 'EAGLE'} head, first "
-                        f"{unread[0]} {list(tensors[unread[0]].shape)}; specviz reads heads of one layer.")
+        raise LoadError(f"{check.name} has {len(unread)} tensors that have no place in a one-layer {'EAGLE-3' if fused else 'EAGLE'} head, "
+                        f"first {unread[0]} {list(tensors[unread[0]].shape)}; specviz reads heads of one layer.")
     used = {key: tensor for key, tensor in tensors.items() if key in known and key != "t2d"}
     if size == check.hidden_size and not config.get("embed_requires_grad"):
         used.pop("embed_tokens.weight", None)                # a copy of the target's
@@ -291,7 +293,8 @@ def _fused_facts(tensors: Mapping[str, Tensor], config: Mapping[str, Any], layer
     if not taps or not all(0 <= tap <= num_layers for tap in taps):
         raise check.refuse(f"it reads the target's layers {', '.join(map(str, taps))}, and the target has {num_layers}")
     return {"taps": taps, "norm_before_residual": flag("norm_before_residual"), "norm_output": flag("norm_output"),
-            "norm_before_fc": flag("norm_before_fc", "input_norm.weight" in tensors), "fc_norm": flag("fc_norm", "fc_norm.0.weight" in tensors)}
+            "norm_before_fc": flag("norm_before_fc", "input_norm.weight" in tensors),
+            "fc_norm": flag("fc_norm", "fc_norm.0.weight" in tensors)}
 
 
 def _layer_shapes(tensors: Mapping[str, Tensor], size: int, width: int, num_query: int, num_kv: int, check: _Check) -> set[str]:
@@ -300,9 +303,10 @@ def _layer_shapes(tensors: Mapping[str, Tensor], size: int, width: int, num_quer
     inner = len(gate) if gate is not None else 0
     names = {_LAYER + "post_attention_layernorm.weight"}
     check.shape(tensors, _LAYER + "post_attention_layernorm.weight", size)
-    for name, num_out, num_in in (("self_attn.q_proj", num_query, width), ("self_attn.k_proj", num_kv, width), ("self_attn.v_proj", num_kv, width),
-                                  ("self_attn.o_proj", size, num_query), ("mlp.gate_proj", inner, size), ("mlp.up_proj", inner, size),
-                                  ("mlp.down_proj", size, inner)):
+    shapes = {"self_attn.q_proj": (num_query, width), "self_attn.k_proj": (num_kv, width), "self_attn.v_proj": (num_kv, width),
+              "self_attn.o_proj": (size, num_query), "mlp.gate_proj": (inner, size), "mlp.up_proj": (inner, size),
+              "mlp.down_proj": (size, inner)}
+    for name, (num_out, num_in) in shapes.items():
         names |= check.linear(tensors, _LAYER + name, num_out, num_in)
     return names
 
@@ -312,13 +316,14 @@ def _vocabulary(tensors: Mapping[str, Tensor], config: Mapping[str, Any], size: 
     num_rows, num_tokens = check.target.embeddings.num_embeddings, check.target.num_tokens
     embeddings = tensors.get("embed_tokens.weight")
     if embeddings is None and size != check.hidden_size:
-        raise check.refuse(f"the tensor embed_tokens.weight is missing, expected [{num_rows}, {size}], since the target's embeddings have size "
-                           f"{check.hidden_size}")
+        raise check.refuse(f"the tensor embed_tokens.weight is missing, expected [{num_rows}, {size}], since the target's embeddings have "
+                           f"size {check.hidden_size}")
     if embeddings is not None:
         check.shape(tensors, "embed_tokens.weight", max(num_tokens, len(embeddings)), size)
     if "lm_head.weight" not in tensors:
         if "d2t" in tensors or size != check.hidden_size:
-            raise check.refuse(f"the tensor lm_head.weight is missing, expected [{len(tensors['d2t']) if 'd2t' in tensors else num_rows}, {size}]")
+            rows = len(tensors["d2t"]) if "d2t" in tensors else num_rows
+            raise check.refuse(f"the tensor lm_head.weight is missing, expected [{rows}, {size}]")
         return set()
     rows = len(tensors["lm_head.weight"])
     if "d2t" not in tensors:

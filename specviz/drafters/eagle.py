@@ -34,8 +34,8 @@ _CHANCES = ((0.75, 0.09, 0.04, 0.025, 0.018, 0.014, 0.011, 0.009, 0.007, 0.006),
 
 def missing(kind: str) -> Callable[[Parts], str]:
     """Why a method with heads of this kind cannot run."""
-    name = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}[kind]
-    return lambda parts: "" if kind in parts.heads else f"no {name} head is loaded; start with --draft and a head that was trained for this target"
+    sentence = f"no {'EAGLE-3' if kind == 'eagle3' else 'EAGLE'} head is loaded; start with --draft and a head that was trained for this target"
+    return lambda parts: "" if kind in parts.heads else sentence
 
 
 @dataclass(slots=True)
@@ -183,8 +183,8 @@ class Eagle:
                 probs = probs.new_zeros(len(rows), self._target.num_tokens).index_add_(-1, self._head.token_ids, probs)
             shown = probs[[rows.index(parent) for parent in parents]]
         scores = torch.tensor([tree.scores[node] for node in chosen], dtype=torch.float64).exp().tolist()
-        return Draft(tuple(tree.tokens[node] for node in chosen), tuple(index.get(parent, ROOT) for parent in parents), scores=tuple(scores),
-                     shown_probs=shown, stop="length")
+        tokens, parents = [tree.tokens[node] for node in chosen], [index.get(parent, ROOT) for parent in parents]
+        return Draft(tuple(tokens), tuple(parents), scores=tuple(scores), shown_probs=shown, stop="length")
 
     def _ids(self, tokens: Seq[int]) -> Tensor:
         return torch.tensor(tokens, dtype=torch.long, device=self._target.device)

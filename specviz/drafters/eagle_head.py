@@ -47,7 +47,8 @@ class EagleHead:
         self._target, self._facts = target, facts
         self._fused = heads.kind == "eagle3"
         self.needs: tuple[int, ...] = tuple(facts["taps"]) if self._fused else (FINAL,)
-        self._weights = {name: tensor.to(target.device, target.dtype) for name, tensor in heads.tensors.items() if tensor.is_floating_point()}
+        self._weights = {name: tensor.to(target.device, target.dtype) for name, tensor in heads.tensors.items()
+                         if tensor.is_floating_point()}
         self.token_ids: Tensor | None = None
         self._unknown: Tensor | None = None                    # own tokens that the target does not have
         if (offsets := heads.tensors.get("d2t")) is not None:

@@ -40,14 +40,16 @@ class MedusaHeads:
 
     def __init__(self, heads: Heads, target: LanguageModel) -> None:
         self._target = target
-        self._weights = {name: tensor.to(target.device, target.dtype) for name, tensor in heads.tensors.items() if tensor.is_floating_point()}
+        self._weights = {name: tensor.to(target.device, target.dtype) for name, tensor in heads.tensors.items()
+                         if tensor.is_floating_point()}
         self.num_heads: int = heads.facts["num_heads"]
         self._num_layers: int = heads.facts["num_layers"]
         token_map = heads.tensors.get("token_map")
         self.token_ids: Tensor | None = None if token_map is None else token_map.to(target.device)
 
     def log_probs(self, hidden: Tensor, depth: int) -> Tensor:
-        """What the first `depth` heads guess behind the target's last states, [n, H] -> [n, depth, D]; D is `token_ids`, or the target's V."""
+        """What the first `depth` heads guess behind the target's last states, [n, H] -> [n, depth, D]; D counts `token_ids`, or is the
+        target's V."""
         rows = []
         for k in range(depth):
             state = hidden
@@ -70,7 +72,8 @@ class MedusaHeads:
 class Medusa:
     """Proposes the tree's paths, each token the heads' guess of that rank. Guesses are chosen, never drawn.
 
-    tree: paths of ranks, parents first, most trusted first; a budget of n nodes takes the first n. By default the n paths most likely right.
+    tree: paths of ranks, parents first, most trusted first; a budget of n nodes takes the first n. By default the n paths
+    most likely right.
     """
     name = "medusa"
     needs: tuple[int, ...] = (FINAL,)
@@ -124,8 +127,8 @@ class Medusa:
                 probs = probs.new_zeros(len(rows), self._num_tokens).index_add_(
                     -1, self._heads.token_ids.clamp(max=self._num_tokens - 1), probs)
             shown = probs[[len(path) - 1 for path in nodes]]
-        return Draft(tuple(tokens), tuple(parents), scores=tuple(torch.tensor(scores, dtype=torch.float64).exp().tolist()), shown_probs=shown,
-                     stop="length")
+        products = torch.tensor(scores, dtype=torch.float64).exp().tolist()
+        return Draft(tuple(tokens), tuple(parents), scores=tuple(products), shown_probs=shown, stop="length")
 
     def observe(self, outcomes: Seq[Outcome]) -> None:
         """Keep the state of the last token that was committed. A block that is cut before it is the sequence's last."""

@@ -20,9 +20,9 @@ from .parts import Heads
 __all__ = ["ANSWER", "Agreement", "EXPECTED", "QUESTION", "checked", "measure"]
 
 QUESTION = "Why is the sky blue, and why is it red in the evening?"
-ANSWER = """The sky is blue because of a process called Rayleigh scattering. Sunlight is made up of all the colors of the rainbow, and each color \
-has a different wavelength. When sunlight enters the atmosphere, it collides with molecules of nitrogen and oxygen. Shorter wavelengths, such \
-as blue and violet, are scattered much more than longer wavelengths, such as red and orange. As a result, blue light reaches our eyes from \
+ANSWER = """The sky is blue because of a process called Rayleigh scattering. Sunlight is made up of all the colors of the rainbow, and each \
+color has a different wavelength. When sunlight enters the atmosphere, it collides with molecules of nitrogen and oxygen. Shorter \
+wavelengths, such as blue and violet, are scattered much more than longer wavelengths, such as red and orange. As a result, blue light reaches our eyes from \
 every part of the sky.
 
 In the evening, the sun is low on the horizon, so its light has to travel through much more of the atmosphere. Most of the blue light is \
@@ -49,8 +49,8 @@ def checked(heads: Heads, target: LanguageModel, prompt: Seq[int], answer: Seq[i
     if agreement.share >= _ALARM * expected:
         return heads
     return replace(heads, warning=(
-        f"few accepted: of {agreement.num_places} first guesses {agreement.share:.0%} are the target's choice, about {expected:.0%} were expected. "
-        "Usual causes: heads for another model or chat template, states taken one layer off, a wrong norm setting, another rope base"))
+        f"few accepted: of {agreement.num_places} first guesses {agreement.share:.0%} are the target's choice, about {expected:.0%} were "
+        "expected. Usual causes: heads for another model or chat template, states taken one layer off, a wrong norm setting, another rope base"))
 
 
 @torch.inference_mode()
