@@ -59,18 +59,21 @@ def wider(target: LanguageModel):
     """As the Llama-3.3-70B head: its own hidden size, so with embeddings of its own."""
     config, tensors = head_files.eagle3(target)
     new, size = head_files._Random(7), 48
-    tensors |= {"fc.weight": new(size, 3 * 64), **head_files.layer_tensors("midlayer.", size, 2 * size, new), "midlayer.input_layernorm.weight": new(size),
-                "midlayer.hidden_norm.weight": new(size), "norm.weight": new(size), "lm_head.weight": new(100, size), "embed_tokens.weight": new(384, size)}
+    tensors |= {"fc.weight": new(size, 3 * 64), **head_files.layer_tensors("midlayer.", size, 2 * size, new),
+                "midlayer.input_layernorm.weight": new(size), "midlayer.hidden_norm.weight": new(size), "norm.weight": new(size),
+                "lm_head.weight": new(100, size), "embed_tokens.weight": new(384, size)}
     return config | {"hidden_size": size, "target_hidden_size": 64}, tensors
 
 
 def biased(checkpoint):
     config, tensors = checkpoint
     layer = next(name for name in tensors if name.endswith("q_proj.weight")).removesuffix("q_proj.weight")
-    return config | {"attention_bias": True}, tensors | {f"{layer}{x}_proj.bias": torch.ones(len(tensors[f"{layer}{x}_proj.weight"])) for x in "qkv"}
+    biases = {f"{layer}{x}_proj.bias": torch.ones(len(tensors[f"{layer}{x}_proj.weight"])) for x in "qkv"}
+    return config | {"attention_bias": True}, tensors | biases
 
 
-SPECULATORS = {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "draft_vocab_size": 100, "norm_before_residual": True}
+SPECULATORS = {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "draft_vocab_size": 100,
+               "norm_before_residual": True}
 CHECKPOINTS: dict[str, tuple[str, Callable, dict]] = {
     "EAGLE, yuhuili, bias": ("eagle", head_files.eagle, dict(file="pytorch_model.bin")),
     "EAGLE, yuhuili, no bias": ("eagle", lambda t: head_files.eagle(t, bias=False), {}),
@@ -120,10 +123,13 @@ def test_spellings_mean_the_same_head(lab, tmp_path):
     """The same weights under other names are the same heads, tensor by tensor."""
     def tensors(kind: str, folder: str, checkpoint, **options) -> dict[str, torch.Tensor]:
         return dict(load_heads(head_files.write(tmp_path / kind / folder, checkpoint, **options), "heads", lab.target, "tiny").tensors)
-    groups = [[tensors("eagle", "a", head_files.eagle(lab.target)), tensors("eagle", "b", head_files.eagle(lab.target), rename={"fc.": "fusion_fc.", "layers.0.": "transformer."}),
+    names = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
+    groups = [[tensors("eagle", "a", head_files.eagle(lab.target)), tensors("eagle", "b", head_files.eagle(lab.target), rename=names),
                tensors("eagle", "c", head_files.eagle(lab.target), file="weights.bin")],
-              [tensors("eagle3", "a", head_files.eagle3(lab.target)), tensors("eagle3", "b", head_files.eagle3(lab.target, prefix="layers.0."), rename={"": "model."})],
-              [tensors("medusa", "a", head_files.medusa(lab.target)), tensors("medusa", "b", head_files.medusa(lab.target), rename={"": "medusa_head."}),
+              [tensors("eagle3", "a", head_files.eagle3(lab.target)),
+               tensors("eagle3", "b", head_files.eagle3(lab.target, prefix="layers.0."), rename={"": "model."})],
+              [tensors("medusa", "a", head_files.medusa(lab.target)),
+               tensors("medusa", "b", head_files.medusa(lab.target), rename={"": "medusa_head."}),
                tensors("medusa", "c", head_files.medusa(lab.target), file="weights.pt")]]
     for first, *others in groups:
         for other in others:
@@ -163,32 +169,40 @@ def test_taps_follow_the_reference_or_the_configuration():
 
 
 def changed(make: Callable, **tensors):
-    """A checkpoint with some tensors replaced, or taken away where None."""
+    """A checkpoint with some tensors replaced or added."""
     def build(target):
         config, found = make(target)
-        found = {**found, **{name.replace("__", "."): tensor for name, tensor in tensors.items()}}
-        return config, {name: tensor for name, tensor in found.items() if tensor is not None}
+        return config, found | tensors
     return build
 
 
+def narrow(make: Callable, **changes):
+    """Heads for a target of another shape than the one they are loaded for."""
+    return lambda _target: make(LanguageModel(tiny_model("llama", **(changes or {"hidden_size": 32}))))
+
+
 REFUSALS: dict[str, tuple[Callable, str]] = {
-    "another target": (lambda t: head_files.eagle(LanguageModel(tiny_model("llama", hidden_size=32))),
-                       r"does not fit the tiny one: the tensor fc.weight is \[32, 64\], expected \[64, 128\] \(the target's hidden size is 64"),
-    "another target, EAGLE-3": (lambda t: head_files.eagle3(LanguageModel(tiny_model("llama", hidden_size=32))), r"fc.weight is \[32, 96\], expected \[32, 192\]"),
-    "another target, Medusa": (lambda t: head_files.medusa(LanguageModel(tiny_model("llama", hidden_size=32))), r"layers.0.weight is \[32, 32\], expected \[64, 64\]"),
-    "a smaller vocabulary": (lambda t: head_files.medusa(LanguageModel(tiny_model("llama", vocab_size=200))), r"lm_head.weight is \[200, 64\], expected \[384, 64\]"),
+    "another target": (narrow(head_files.eagle), r"does not fit the tiny one: the tensor fc.weight is \[32, 64\], expected \[64, 128\] "
+                                                 r"\(the target's hidden size is 64"),
+    "another target, EAGLE-3": (narrow(head_files.eagle3), r"fc.weight is \[32, 96\], expected \[32, 192\]"),
+    "another target, Medusa": (narrow(head_files.medusa), r"layers.0.weight is \[32, 32\], expected \[64, 64\]"),
+    "a smaller vocabulary": (narrow(head_files.medusa, vocab_size=200), r"lm_head.weight is \[200, 64\], expected \[384, 64\]"),
     "a bias that is not there": (lambda t: without(head_files.eagle(t, bias=False), bias=True), r"fc.bias is missing, expected \[64\]"),
     "a tensor missing": (lambda t: without(head_files.eagle3(t), "norm.weight"), r"norm.weight is missing, expected \[64\]"),
-    "heads that lie about their number": (lambda t: without(head_files.eagle3(t), head_dim=8), r"q_proj.weight is \[64, 128\], expected \[32, 128\]"),
-    "a vocabulary map of another length": (lambda t: without(head_files.eagle3(t), draft_vocab_size=99), r"lm_head.weight is \[100, 64\], expected \[99, 64\]"),
+    "heads that lie about their number": (lambda t: without(head_files.eagle3(t), head_dim=8),
+                                          r"q_proj.weight is \[64, 128\], expected \[32, 128\]"),
+    "a vocabulary map of another length": (lambda t: without(head_files.eagle3(t), draft_vocab_size=99),
+                                           r"lm_head.weight is \[100, 64\], expected \[99, 64\]"),
     "a vocabulary map to nowhere": (changed(head_files.eagle3, d2t=torch.full((100,), 384)), "names token 483, the target has 384"),
-    "two layers": (lambda t: (head_files.eagle3(t)[0], head_files.eagle3(t)[1] | head_files.layer_tensors("layers.1.", 64, 128, head_files._Random(0))),
+    "two layers": (changed(head_files.eagle3, **head_files.layer_tensors("layers.1.", 64, 128, head_files._Random(0))),
                    "no place in a one-layer EAGLE-3 head, first layers.1"),
-    "rotary positions": (lambda t: without(head_files.eagle(t), rope_scaling={"rope_type": "yarn", "factor": 4.0}), "'yarn'; expected default, linear, llama3"),
+    "rotary positions": (lambda t: without(head_files.eagle(t), rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+                         "'yarn'; expected default, linear, llama3"),
     "an activation": (lambda t: without(head_files.eagle(t), hidden_act="gelu"), "'gelu'; expected silu"),
     "a number that is none": (lambda t: without(head_files.eagle(t), num_attention_heads="many"), "num_attention_heads = 'many'"),
     "P-EAGLE": (changed(head_files.eagle3, mask_hidden=torch.ones(1, 192)), "P-EAGLE heads, a method that specviz does not have"),
-    "DFlash": (lambda t: ({"num_hidden_layers": 1}, {"fc.weight": torch.ones(64, 192), "hidden_norm.weight": torch.ones(64)}), "DFlash or DSpark heads"),
+    "DFlash": (lambda t: ({"num_hidden_layers": 1}, {"fc.weight": torch.ones(64, 192), "hidden_norm.weight": torch.ones(64)}),
+               "DFlash or DSpark heads"),
     "Hydra": (lambda t: ({}, {"hydra_mlp.0.weight": torch.ones(4, 4)}), "Hydra heads"),
     "MLP speculator": (lambda t: ({"n_predict": 3}, {"speculator.emb.0.weight": torch.ones(4, 4)}), "MLP speculator heads"),
     "something else": (lambda t: ({}, {"a.weight": torch.ones(4)}), "holds no drafting heads that specviz knows"),
@@ -245,7 +259,8 @@ def silent(_message: str, _fraction: float | None = None) -> None:
 
 def test_ordinary_models_are_no_heads(tmp_path):
     """A model's folder, a one-layer model, a GGUF file, a card's name and nonsense are left to the reader of models."""
-    sources = [save_tiny(tmp_path / "model"), save_tiny(tmp_path / "small", num_hidden_layers=1), tmp_path / "x.gguf", tmp_path / "nothing", "default"]
+    sources = [save_tiny(tmp_path / "model"), save_tiny(tmp_path / "small", num_hidden_layers=1), tmp_path / "x.gguf", tmp_path / "nothing",
+               "default"]
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     assert [find_heads(str(source), offline=True, progress=silent) for source in sources] == [None] * 5
 
