@@ -103,7 +103,8 @@ def _parser(environ: Mapping[str, str], on_space: bool) -> argparse.ArgumentPars
     page.add_argument("--share", action="store_true", help="also make a public link through Gradio's relay; needs --auth")
     page.add_argument("--auth", type=_credentials, metavar="USER:PASSWORD", help="ask visitors for this name and password")
     page.add_argument("--root-path", default=environ.get("GRADIO_ROOT_PATH"), metavar="PATH", help="path behind a reverse proxy")
-    page.add_argument("--no-history", dest="history", action="store_false", help="keep no run history and no conversations in the browser")
+    page.add_argument("--no-history", dest="history", action="store_false",
+                      help="keep no run history and no conversations in the browser")
     page.add_argument("--force-public", action="store_true", help="allow --share or a public --host without --auth")
     return parser
 
