@@ -101,7 +101,7 @@ def test_first_view_is_a_recorded_run_that_plays(tab):
     expect(page.locator("#viewer")).to_contain_text("Speculative decoding")
     expect(page.locator("#status")).to_contain_text("ready · Tiny-1B")
     assert page.locator(".specviz-host").count() == 1
-    assert page.locator("#chat .example").count() >= 3
+    expect(page.locator("#chat .example").nth(2)).to_be_visible()
 
 
 def test_an_answer_appears_in_chat_and_viewer_with_its_figures(tab):
@@ -147,7 +147,10 @@ def test_retry_undo_and_edit(tab, site):
     tab.idle()
     before = len(site[0].requests)
     page.click("#chat [aria-label=Retry]")
-    page.wait_for_function("n => document.querySelectorAll('#chat [data-testid=user]').length === 1", arg=1)
+    for _ in range(400):                     # nothing on the page tells the second answer's beginning from the first one's end
+        if len(site[0].requests) > before:
+            break
+        page.wait_for_timeout(50)
     tab.idle()
     assert len(site[0].requests) == before + 1 and site[0].requests[-1].messages[-1]["content"] == "Once"
     page.click("#chat [aria-label=Edit]")
