@@ -160,7 +160,7 @@ def _operator_notes(target: LanguageModel) -> list[str]:
 def _exactness(target: LanguageModel) -> str:
     """What greedy equality with plain decoding rests on here."""
     if target.device.type == "cpu" and target.exact and target.linears.get("row_independent"):
-        return "chains are bitwise equal to plain decoding; trees up to rounding"
+        return "drafted chains and trees are bitwise equal to plain decoding"
     return "equal to plain decoding up to rounding ties, which are reported"
 
 

@@ -53,6 +53,43 @@ def test_rows_trees_and_rollback_equal_the_plain_forward(family, exact):
     close(outputs[1].logits, expected[13:15])
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("overrides", [{}, dict(use_sliding_window=True, sliding_window=12, max_window_layers=1)], ids=["full", "sliding"])
+def test_trees_are_bitwise_equal_to_single_tokens(precision, overrides):
+    """Every node of a fed tree gets the very bits that its path gets token by token, also where the view grows inside the tree and behind
+    a sliding window; what is kept of it as well. Rounded INT8 activations would make a last bit's difference a large one."""
+    model = tiny_model("qwen2", hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, **overrides)
+    target = LanguageModel(model, precision=precision)
+    if not target.linears["row_independent"]:
+        pytest.skip("no row-independent kernel on this processor")
+    cache = target.new_cache(256)
+    generator = torch.Generator().manual_seed(1)
+    for length in (40, 61, 64):
+        prompt = torch.randint(3, 384, (length,), generator=generator).tolist()
+        base = cache.allocate()
+        target.forward([Row(base, prompt, num_logits=0)], cache)
+        cache.keep(base, range(length))
+        nodes = torch.randint(3, 384, (12,), generator=generator).tolist()
+        parents = [-1, 0] + [int(torch.randint(0, i, (1,), generator=generator)) for i in range(2, 12)]       # two pending tokens, then a tree
+        row = cache.fork(base, length)
+        together = target.forward([Row(row, nodes, parents)], cache)[0].logits
+        paths = {}
+        for node, parent in enumerate(parents):
+            paths[node] = (*paths.get(parent, ()), node)
+            single = cache.fork(base, length)
+            for index in paths[node]:
+                alone = target.forward([Row(single, [nodes[index]])], cache)[0].logits[0]
+                cache.keep(single, (0,))
+            assert torch.equal(together[node], alone), (length, node)
+            cache.free(single)
+        longest = max(paths.values(), key=len)
+        cache.keep(row, longest)
+        single = cache.fork(base, length)
+        target.forward([Row(single, [nodes[index] for index in longest], num_logits=0)], cache)
+        cache.keep(single, range(len(longest)))
+        assert torch.equal(*(output.logits for output in target.forward([Row(row, [9]), Row(single, [9])], cache)))
+
+
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_hidden_states_and_early_exit(family):
     """Taps are the layers' inputs; exiting after E layers equals a model that has only these; the full model is whole afterwards."""

@@ -17,7 +17,7 @@ from ..errors import NotEnoughMemory, PromptTooLong
 from ..trace import CacheTrace
 from .draft import ROOT
 
-__all__ = ["Feed", "KVCache", "VIEW"]
+__all__ = ["Branch", "Feed", "KVCache", "VIEW"]
 
 VIEW = 64          # key views are rounded up to this many slots, so that rounding does not depend on a step's length
 _GROWTH = 256      # rows grow by doubling, from this many slots
@@ -36,6 +36,19 @@ class _Row:
         return len(self.parents)
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A piece of a root-to-leaf path of a fed tree: its last tokens, which no earlier branch has.
+
+    tokens: [n] indices among the fed ones. start, end: the slots that they would have in a text without the other branches. mask: [n, L],
+    what they may see there, L the end rounded up to `VIEW`.
+    """
+    tokens: Tensor
+    start: int
+    end: int
+    mask: Tensor
+
+
 class Feed:
     """Where one forward's T tokens of one row go: slots, positions, and who sees whom.
 
@@ -51,6 +64,7 @@ class Feed:
         self.view = -(-self.end // VIEW) * VIEW
         self.positions = [row.length + depth for depth in row.depths[first:]]
         self._masks: dict[int | None, Tensor] = {}
+        self._branches: dict[int | None, list[Branch]] = {}
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store [T, heads, D] keys and values in this layer; returns the view [heads, L, D] of both, L a multiple of `VIEW`."""
@@ -75,6 +89,46 @@ class Feed:
                 visible &= torch.tensor(self.positions)[:, None] - key_positions[None, :] < window
             self._masks[window] = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf")).to(self._cache.device)
         return self._masks[window]
+
+    def branches(self, window: int | None, dtype: torch.dtype) -> list[Branch]:
+        """The fed tree, depth first: written into their slots one after the other, each branch finds its ancestors in the slots before it.
+
+        Empty for a chain, and for tokens that continue staged entries of an earlier forward. Arguments as of `mask`.
+        """
+        if window not in self._branches:
+            self._branches[window] = [self._branch(path, shared, window, dtype) for path, shared in self._paths()]
+        return self._branches[window]
+
+    def _paths(self) -> list[tuple[list[int], int]]:
+        """Root-to-leaf paths, depth first, and how many tokens each shares with the one before."""
+        parents = self._row.parents
+        if self._first or all(parent == i - 1 for i, parent in enumerate(parents)):
+            return []
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            children.setdefault(parent, []).append(node)
+        paths, path, shared = [], [], 0
+        open_nodes = children[ROOT][::-1]
+        while open_nodes:
+            node = open_nodes.pop()
+            del path[self._row.depths[node]:]
+            shared = min(shared, len(path))
+            path.append(node)
+            if node in children:
+                open_nodes.extend(children[node][::-1])
+            else:
+                paths.append((list(path), shared))
+                shared = len(path)
+        return paths
+
+    def _branch(self, path: list[int], shared: int, window: int | None, dtype: torch.dtype) -> Branch:
+        start, end = self.start + shared, self.start + len(path)
+        positions, slots = torch.arange(start, end)[:, None], torch.arange(-(-end // VIEW) * VIEW)
+        visible = slots <= positions
+        if window is not None:
+            visible &= positions - slots < window
+        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+        return Branch(torch.tensor(path[shared:]).to(self._cache.device), start, end, mask.to(self._cache.device))
 
     def _visible(self) -> Tensor:
         row = self._row

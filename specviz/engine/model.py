@@ -17,7 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from ..errors import InputError, UnsupportedModel
 from .attention import one_query_attention, packed_attention
-from .cache import Feed, KVCache
+from .cache import Branch, Feed, KVCache
 from .lean import LeanDecoder
 from .linear import describe, replace_linears
 
@@ -139,6 +139,10 @@ class _Step:
         for feed in self.feeds:
             end = start + feed.num_tokens
             keys, values = feed.write(layer, key[start:end], value[start:end])
+            if self._exact and softcap is None and (branches := feed.branches(window, query.dtype)):
+                parts.append(_branch_by_branch(query[start:end], key[start:end], value[start:end], keys, values, branches, scaling, feed.start))
+                start = end
+                continue
             mask = feed.mask(window, query.dtype).to(query.device)        # the cache's device, but for models spread over several cards
             if softcap is not None:
                 parts.append(_capped_attention(query[start:end], keys, values, mask, scaling, softcap))
@@ -148,6 +152,25 @@ class _Step:
                 parts.append(packed_attention(query[start:end], keys, values, mask, scaling))
             start = end
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _branch_by_branch(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, branches: list[Branch], scaling: float,
+                      first: int) -> Tensor:
+    """Attention of a fed tree in which every token gets the bits that it would get without the other branches, [T, Hq * D].
+
+    query, key, value: of the fed tokens. keys, values: views of the cache, where those lie from slot `first` on; while this runs each
+    branch lies where it would lie alone. A mask alone would not do: keys in other slots make the product with the values add in another
+    order, and INT8 activations, rounded, make much of the last bit.
+    """
+    out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+    for branch in branches:
+        keys[:, branch.start:branch.end] = key[branch.tokens].transpose(0, 1)
+        values[:, branch.start:branch.end] = value[branch.tokens].transpose(0, 1)
+        view = branch.mask.shape[1]
+        out[branch.tokens] = one_query_attention(query[branch.tokens], keys[:, :view], values[:, :view], branch.mask, scaling, branch.end)
+    keys[:, first:first + len(key)] = key.transpose(0, 1)
+    values[:, first:first + len(value)] = value.transpose(0, 1)
+    return out
 
 
 def _capped_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float) -> Tensor:
