@@ -256,8 +256,8 @@ class Driver:
     def _fail(self, error: Exception) -> None:
         """A step failed: everybody in it is told, the engine starts afresh, and the next request can run."""
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-            error = NotEnoughMemory("The model ran out of memory in the middle of an answer. Shorten the chat, close other programs, or start "
-                                    "with a smaller model or a stronger quantization.")
+            error = NotEnoughMemory("The model ran out of memory in the middle of an answer. Shorten the chat, close other programs, or "
+                                    "start with a smaller model or a stronger quantization.")
         if not isinstance(error, SpecvizError):
             traceback.print_exception(error, file=sys.stderr)
         self.opened.engine.abort()
@@ -271,7 +271,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, SpecvizError):
         return str(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return "The memory does not suffice for this model. Choose a smaller one or a stronger quantization, or unload the present one first."
+        return ("The memory does not suffice for this model. Choose a smaller one or a stronger quantization, or unload the present one "
+                "first.")
     traceback.print_exception(error, file=sys.stderr)
     return (f"The model could not be loaded ({type(error).__name__}: {error}). The terminal shows where; recorded runs can be played "
             "meanwhile.")

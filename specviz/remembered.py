@@ -22,7 +22,9 @@ class Remembered:
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
             names = {field.name for field in fields(Choice)}
-            if content.keys() != names or not all(isinstance(content[name], str) or (name == "draft" and content[name] is None) for name in names):
+            if content.keys() != names:
+                return None
+            if not all(isinstance(content[name], str) or (name == "draft" and content[name] is None) for name in names):
                 return None
             return Choice(**content)
         except (OSError, ValueError, AttributeError, TypeError):

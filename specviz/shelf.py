@@ -75,8 +75,9 @@ class Shelf:
         if fit and kind != "cuda" and card.vram_gb:
             fit = f"needs CUDA with {card.vram_gb} GB, or {gigabytes(least.peak_bytes)} of memory ({gigabytes(free_bytes)} free)"
         names.sort(key=lambda name: name != advised)
+        memory_bytes = (needs[advised] if advised else least).total_bytes
         return Offer(card.source, card.name, card.summary, card.licence, card.context_length, card.num_parameters,
-                     0 if self._is_here(card.source) else card.fetch_bytes, needs[advised].total_bytes if advised else least.total_bytes, fit,
+                     0 if self._is_here(card.source) else card.fetch_bytes, memory_bytes, fit,
                      (*card.draft_sources, *(heads.source for heads in card.heads)), tuple(names), card.gated)
 
     # ---- one choice ---------------------------------------------------------------------------------------------------
@@ -158,7 +159,8 @@ class Shelf:
         if card is None or not download_bytes or placement.device.type != "cuda":
             return []
         return [Line("note", f"{each.source} holds these weights packed as {each.quantization}, a download of about "
-                             f"{gigabytes(card.estimate(each.quantization, device='cuda').weights_bytes)}: name it as your own, with quantization none.")
+                             f"{gigabytes(card.estimate(each.quantization, device='cuda').weights_bytes)}: name it as your own, with "
+                             "quantization none.")
                 for each in card.packed if each.quantization == placement.quantization]
 
     def _unfetched_heads(self, source: str) -> int | None:

@@ -63,7 +63,7 @@ class ModelHandlers:
         card, own, *_ = form
         target = (own or "").strip() or card
         if not target:
-            yield Update(**self._nothing())
+            yield Update(**self._nothing(), **self._buttons())
             return
         yield Update(cards=gr.update(value=None) if (own or "").strip() else SKIP, **self._looking(target))
         yield self._report(self._choice(*form))
@@ -73,7 +73,7 @@ class ModelHandlers:
         try:
             self._operator_only()
             choice = self._choice(*form)
-            yield Update(load=OFF, **self._looking(choice.target))
+            yield Update(**self._looking(choice.target))
             inspection = self.service.inspect(choice)
             yield Update(report=texts.report_html(inspection), **self._agreements(inspection, keep=True))
             if refusal := texts.problem(inspection, consent, room):
@@ -112,7 +112,7 @@ class ModelHandlers:
     # ---- helpers ----------------------------------------------------------------------------------------------------------------
 
     def _follow(self, method: str | None) -> Iterator[Update]:
-        """Progress until loading has ended, then the page of whatever pair is in use. method: the one in the menu, kept if it still runs."""
+        """Progress until loading has ended, then the page of whatever pair is in use. method: in the menu, kept if it still runs."""
         shown, number = None, self.service.status().number
         while (status := self.service.status()).is_loading:
             state = texts.state_html(status)
@@ -150,8 +150,8 @@ class ModelHandlers:
                         "cards": gr.update(choices=[(texts.card(offer, offer.source == used), offer.source) for offer in offers])}
 
     def _looking(self, target: Any) -> dict[str, Any]:
-        hidden = gr.update(visible=False, value=False)
-        return {"report": texts.waiting_html(f"Looking at {target} …"), "consent": hidden, "room": hidden, "state": ""}
+        """What was ticked stays on the screen meanwhile: hidden and shown again at once, a box may stay hidden."""
+        return {"report": texts.waiting_html(f"Looking at {target} …"), "load": OFF, "state": ""}
 
     def _nothing(self) -> dict[str, Any]:
         hidden = gr.update(visible=False, value=False)
@@ -161,7 +161,7 @@ class ModelHandlers:
         try:
             inspection = self.service.inspect(choice)
         except Exception as error:
-            return Update(report="", **self._buttons(sentence_of(error)))
+            return Update(**self._nothing(), **self._buttons(sentence_of(error)))
         return Update(report=texts.report_html(inspection), **self._agreements(inspection), **self._buttons())
 
     def _agreements(self, inspection: Inspection, keep: bool = False) -> dict[str, Any]:

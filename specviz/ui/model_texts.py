@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:                # the service imports torch; the page opens without waiting for it
     from ..service import Inspection, Line, Offer, Status
 
-__all__ = ["CONSENT", "MAKE_ROOM", "NO_DRAFT", "READ_ONLY", "TITLE", "card", "consent", "draft", "notices_html", "problem", "report_html", "size", "state_html",
-           "suggestion", "waiting_html"]
+__all__ = ["CONSENT", "MAKE_ROOM", "NO_DRAFT", "READ_ONLY", "TITLE", "card", "consent", "draft", "notices_html", "problem", "report_html",
+           "size", "state_html", "suggestion", "waiting_html"]
 
 TITLE = "Models: what answers, and what drafts"
 READ_ONLY = "This page is shared with others, so only its operator chooses the model, with --target and --draft."
-NO_DRAFT = "None: methods that need no drafter"
+NO_DRAFT = "No drafter"
 CONSENT = "Download it"
 MAKE_ROOM = "Unload the model in use first: both together do not fit"
 _MARKS = {"good": "✓", "note": "·", "bad": "✕"}
@@ -56,7 +56,8 @@ def problem(inspection: Inspection, has_consent: bool, has_room: bool) -> str:
     if bad := [line.text for line in inspection.lines if line.level == "bad"]:
         return bad[0]
     if inspection.download_bytes != 0 and not has_consent:
-        return f"This would download {'an unknown amount' if inspection.download_bytes is None else size(inspection.download_bytes)}. Tick “{CONSENT}” first."
+        amount = "an unknown amount" if inspection.download_bytes is None else size(inspection.download_bytes)
+        return f"This would download {amount}. Tick “{CONSENT}” first."
     if not inspection.fits_beside and not has_room:
         return f"Both models together do not fit into memory. Tick “{MAKE_ROOM}”."
     return ""
@@ -64,7 +65,8 @@ def problem(inspection: Inspection, has_consent: bool, has_room: bool) -> str:
 
 def report_html(inspection: Inspection) -> str:
     """Markup around escaped text."""
-    rows = "".join(f'<li data-level="{line.level if line.level in _MARKS else "note"}"><span aria-hidden="true">{_MARKS.get(line.level, "·")}</span>'
+    rows = "".join(f'<li data-level="{line.level if line.level in _MARKS else "note"}">'
+                   f'<span aria-hidden="true">{_MARKS.get(line.level, "·")}</span>'
                    f"<span>{html.escape(_line(line.text))}</span></li>" for line in inspection.lines)
     return f'<ul class="page-report">{rows}</ul>' if rows else ""
 

@@ -29,14 +29,16 @@ class ModelsPanel:
             self._suggest = gr.Button("", visible=False, variant="primary", size="sm", elem_id="models-suggest")
             self._cards = gr.Radio([], show_label=False, container=False, interactive=free, elem_id="models-cards")
             with gr.Row(elem_id="models-form", visible=free):
-                self._own = gr.Textbox(label="Or your own: hub name, folder, .gguf file", placeholder="owner/name", lines=1, max_lines=1, scale=3,
-                                       min_width=240, elem_id="models-own")
-                self._draft = gr.Dropdown([(texts.NO_DRAFT, "")], value="", label="Drafter: a model or heads", allow_custom_value=True, scale=3, min_width=200,
-                                          elem_id="models-draft")
+                self._own = gr.Textbox(label="Or your own: hub name, folder, .gguf file", placeholder="owner/name", lines=1,
+                                       max_lines=1, scale=3, min_width=240, elem_id="models-own")
+                self._draft = gr.Dropdown([(texts.NO_DRAFT, "")], value="", label="Drafter: a model or heads", allow_custom_value=True,
+                                          scale=3, min_width=200, elem_id="models-draft")
                 self._quantization = gr.Dropdown(QUANTIZATIONS, value="auto", label="Quantization", filterable=False, min_width=110,
                                                  elem_id="models-quantization")
-                self._device = gr.Dropdown(DEVICES, value="auto", label="Device", allow_custom_value=True, min_width=100, elem_id="models-device")
-                self._dtype = gr.Dropdown(DTYPES, value="auto", label="Number format", filterable=False, min_width=110, elem_id="models-dtype")
+                self._device = gr.Dropdown(DEVICES, value="auto", label="Device", allow_custom_value=True, min_width=100,
+                                           elem_id="models-device")
+                self._dtype = gr.Dropdown(DTYPES, value="auto", label="Number format", filterable=False, min_width=110,
+                                          elem_id="models-dtype")
             self._report = gr.HTML("", padding=False, elem_id="models-report")
             self._consent = gr.Checkbox(False, label=texts.CONSENT, visible=False, container=False, elem_id="models-consent")
             self._room = gr.Checkbox(False, label=texts.MAKE_ROOM, visible=False, container=False, elem_id="models-room")
