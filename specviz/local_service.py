@@ -65,7 +65,6 @@ class LocalRun:
         self._steps: list[StepTrace] = []
         self._plain: list[PlainToken] = []
         self._measuring: Job | None = None
-        self._cancelled = False
 
     @property
     def text(self) -> str:
@@ -81,7 +80,6 @@ class LocalRun:
             yield step
 
     def cancel(self) -> None:
-        self._cancelled = True
         self._driver.cancel(self._job)
         if measuring := self._measuring:
             self._driver.cancel(measuring)
@@ -92,7 +90,6 @@ class LocalRun:
         opened = self._driver.opened
         if opened is None or len(self._plain) >= goal or (self._plain and self._plain[-1].id in opened.eos_ids):
             return
-        self._cancelled = False
         sampling = replace(self._job.request.sampling, max_new_tokens=goal - len(self._plain), stop=())
         request = replace(self._job.request, sampling=sampling, method="plain")
         job = Job([*self._job.prompt, *(token.id for token in self._plain)], request, opened.drafter("plain"), 1,

@@ -161,6 +161,19 @@ def test_a_warm_second_turn_is_bitwise_a_cold_one(bench):
     assert torch.equal(warm_rows, cold_rows)
 
 
+def test_int8_is_the_same_model_every_time(bench):
+    """Loaded anew under another thread count, the model gives the same bits: an answer does not depend on how the program was started."""
+    if bench.target.linears["precision"] != "int8":
+        pytest.skip("fp32 weights are what they are")
+    torch.set_num_threads(2)
+    again = Bench("int8")
+    torch.set_num_threads(1)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    tokens, logits, _ = bench.answer(messages, "plain")
+    ours, rows, _ = again.answer(messages, "plain")
+    assert ours == tokens and torch.equal(rows, logits)
+
+
 def test_the_lean_decoder_is_the_real_model():
     """fp32: our decoder's logits equal those of the unmodified transformers model up to rounding, and choose the same tokens."""
     torch.set_num_threads(1)

@@ -32,6 +32,7 @@ def input_sizes(model: Any, token_ids: Tensor | None = None) -> dict[nn.Module, 
     """The root mean square of every input channel of every linear of the decoder layers, over one forward; linear -> [K].
 
     token_ids: int64 [T], at best `CALIBRATION_TEXT` as the model's tokenizer reads it; None takes random tokens, which serve less well.
+    Runs on one thread, so that the same weights come out however many threads are chosen later.
     """
     if token_ids is None:
         token_ids = torch.randint(model.config.vocab_size, (_NUM_RANDOM,), generator=torch.Generator().manual_seed(0))
@@ -41,9 +42,12 @@ def input_sizes(model: Any, token_ids: Tensor | None = None) -> dict[nn.Module, 
         sizes[module] = args[0].flatten(0, -2).square().mean(0).sqrt()
 
     handles = [module.register_forward_pre_hook(note) for layer in model.model.layers for module in layer.modules() if type(module) is nn.Linear]
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         model.model(token_ids[None], use_cache=False)
     finally:
+        torch.set_num_threads(num_threads)
         for handle in handles:
             handle.remove()
     return sizes
