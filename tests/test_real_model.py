@@ -31,11 +31,10 @@ PROMPTS = (
     "Explain in three sentences why the sky is blue.",
     "Add a docstring to this Python function and return the whole function.\n\ndef area(width, height):\n    if width < 0 or height < 0:\n"
     "        raise ValueError(\"negative size\")\n    return width * height",
-    "Write the numbers from 1 to 20, one per line.",
     "Erkläre auf Deutsch, was ein Leuchtturm ist. 🙂",
     "Tell me a short story about a robot that learns to bake bread.",
 )
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 
 
 class KeepsLogits(Recorder):
@@ -97,10 +96,10 @@ def bench(request):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_drafted_answers_are_bitwise_the_plain_ones(bench, threads):
-    """Prompt lookup and early exit on six prompts (one with two threads): same tokens, same bits in every logit that chose one."""
+    """Prompt lookup and early exit on five prompts (one with two threads): same tokens, same bits in every logit that chose one."""
     torch.set_num_threads(threads)
     assert bench.target.linears["row_independent"] and bench.target.is_lean
-    for prompt in PROMPTS[:6 if threads == 1 else 1]:
+    for prompt in PROMPTS[:5 if threads == 1 else 1]:
         messages = [{"role": "user", "content": prompt}]
         tokens, logits, _ = bench.answer(messages, "plain")
         for method, k in (("prompt_lookup", 7), ("early_exit", 2)):
@@ -138,7 +137,7 @@ def test_heads_of_random_weights_give_plain_s_tokens(bench):
 def test_shared_noise_gives_plain_samplings_own_tokens(bench):
     """Sampled chains, looked up and drawn: the tokens of plain sampling with the same seed, from the same bits, at any temperature."""
     torch.set_num_threads(1)
-    for seed, (temperature, prompt) in enumerate(((0.5, PROMPTS[0]), (1.0, PROMPTS[5]), (1.5, PROMPTS[2]))):
+    for seed, (temperature, prompt) in enumerate(((0.5, PROMPTS[0]), (1.0, PROMPTS[4]), (1.5, PROMPTS[2]))):
         messages, case = [{"role": "user", "content": prompt}], dict(temperature=temperature, seed=seed)
         tokens, logits, _ = bench.answer(messages, "plain", **case)
         for method, k in (("prompt_lookup", 7), ("early_exit", 2)):

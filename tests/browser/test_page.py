@@ -141,22 +141,28 @@ def test_a_message_during_the_measurement_is_answered_at_once(tab, site):
     assert num_plain < len(site[0].runs[-2].trace().steps) * 5 and len(site[0].runs[-2].trace().plain) <= num_plain + 1
 
 
+def asked(page, site, number):
+    """Wait until the service has been asked `number` times: nothing on the page tells a new answer's beginning from the last one's end."""
+    for _ in range(400):
+        if len(site[0].requests) >= number:
+            break
+        page.wait_for_timeout(50)
+
+
 def test_retry_undo_and_edit(tab, site):
     page = tab.page
     tab.send("Once")
     tab.idle()
     before = len(site[0].requests)
     page.click("#chat [aria-label=Retry]")
-    for _ in range(400):                     # nothing on the page tells the second answer's beginning from the first one's end
-        if len(site[0].requests) > before:
-            break
-        page.wait_for_timeout(50)
+    asked(page, site, before + 1)
     tab.idle()
     assert len(site[0].requests) == before + 1 and site[0].requests[-1].messages[-1]["content"] == "Once"
     page.click("#chat [aria-label=Edit]")
     page.fill("#chat textarea", "Twice")
     page.click("#chat [aria-label=Submit]")
     expect(page.locator("#chat [data-testid=user]")).to_have_text("Twice")
+    asked(page, site, before + 2)
     tab.idle()
     assert [m["content"] for m in site[0].requests[-1].messages] == ["Twice"]
     page.click("#chat [aria-label=Undo]")
