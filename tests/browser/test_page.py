@@ -70,12 +70,15 @@ class Tab:
             self.outside.remove(request.url)
 
     def send(self, text="Hello"):
-        """Send, and wait until the question stands in the chat."""
+        """Send, and wait until the question stands in the chat and its answer has begun."""
         asked = self.page.locator("#chat [data-testid=user]")
         number = asked.count()
+        begun = "n => document.querySelector('#prompt .stop-button') || document.querySelectorAll('#chat [data-testid=bot]').length > n"
+        answers = self.page.locator(BOT).count()
         self.page.fill("#prompt textarea", text)
         self.page.press("#prompt textarea", "Enter")
         expect(asked).to_have_count(number + 1)
+        self.page.wait_for_function(begun, arg=answers)          # or `idle` would find the page idle still
 
     def idle(self):
         """Wait until the turn, plain measurement included, is over."""

@@ -40,7 +40,7 @@ def tab(chromium, site):
     opened.page.set_default_timeout(120_000)
     expect.set_options(timeout=60_000)
     yield opened
-    expect.set_options(timeout=5_000)
+    expect.set_options(timeout=20_000)
     opened.context.close()
     assert not opened.problems and not opened.outside
 
