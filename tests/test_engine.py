@@ -7,6 +7,7 @@ from engine_helpers import Lab, Result, repeating_prompt
 from tiny import FAMILIES
 
 from specviz.drafters import DRAFTERS
+from specviz.drafters.plain import Stateless
 from specviz.engine.draft import Draft
 from specviz.engine.model import FINAL, Output, Row
 from specviz.engine.sequence import Status
@@ -15,7 +16,7 @@ from specviz.errors import InputError, PromptTooLong, UnsupportedModel
 METHODS = list(DRAFTERS)
 
 
-class Oracle:
+class Oracle(Stateless):
     """Proposes the true continuation with some mistakes, as a chain or as a tree: every verdict occurs in one run."""
     name, needs = "oracle", ()
 
@@ -33,15 +34,6 @@ class Oracle:
         junk = [(t + 5) % 384 for t in ahead]
         paths = [junk[:2], ahead, ahead[:1] + junk[1:2]]
         return Draft.from_paths(paths).truncate(budget.nodes)
-
-    def observe(self, outcomes):
-        pass
-
-    def fork(self, source, target, length):
-        return length
-
-    def release(self, sequence):
-        pass
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))

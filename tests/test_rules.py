@@ -10,6 +10,7 @@ from engine_helpers import Lab, repeating_prompt
 from fakes import vector
 
 from specviz.drafters import DRAFTERS
+from specviz.drafters.plain import Stateless
 from specviz.engine.draft import EMPTY, ROOT, Draft
 from specviz.engine.rules import RULES, block, shared, typical
 from specviz.engine.sampling import KeyedNoise, SharedNoise
@@ -18,7 +19,7 @@ METHODS = list(DRAFTERS)
 LOSSLESS = [name for name, rule in RULES.items() if rule.lossless]
 
 
-class Guesses:
+class Guesses(Stateless):
     """A test drafter without a model of its own: a tree of tokens near to what the target would say, drawn or chosen.
 
     It draws siblings without replacement with the request's own noise, from a flat distribution of its own.
@@ -49,15 +50,6 @@ class Guesses:
                     left /= left.sum()
             level = following
         return Draft(tuple(nodes), tuple(parents), torch.stack(rows) if self._drawn and rows else None)
-
-    def observe(self, outcomes):
-        pass
-
-    def fork(self, source, target, length):
-        return length
-
-    def release(self, sequence):
-        pass
 
 
 def accepted(results) -> int:

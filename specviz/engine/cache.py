@@ -15,11 +15,12 @@ from torch import Tensor
 
 from ..errors import NotEnoughMemory, PromptTooLong
 from ..trace import CacheTrace
+from .attention import VIEW_MULTIPLE, view_length
 from .draft import ROOT
 
 __all__ = ["Branch", "Feed", "KVCache", "VIEW"]
 
-VIEW = 64          # key views are rounded up to this many slots, so that rounding does not depend on a step's length
+VIEW = VIEW_MULTIPLE
 _GROWTH = 256      # rows grow by doubling, from this many slots
 
 
@@ -34,6 +35,10 @@ class _Row:
     @property
     def fed(self) -> int:
         return len(self.parents)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Feed:
         self.num_tokens = num_tokens
         self.start = row.length + first                      # slot of the first token
         self.end = self.start + num_tokens
-        self.view = -(-self.end // VIEW) * VIEW
+        self.view = view_length(self.end)
         self.positions = [row.length + depth for depth in row.depths[first:]]
         self._masks: dict[int | None, Tensor] = {}
         self._branches: dict[int | None, list[Branch]] = {}
@@ -102,7 +107,7 @@ class Feed:
     def _paths(self) -> list[tuple[list[int], int]]:
         """Root-to-leaf paths, depth first, and how many tokens each shares with the one before."""
         parents = self._row.parents
-        if self._first or all(parent == i - 1 for i, parent in enumerate(parents)):
+        if self._first or self._row.is_chain:
             return []
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(parents):
@@ -123,7 +128,7 @@ class Feed:
 
     def _branch(self, path: list[int], shared: int, window: int | None, dtype: torch.dtype) -> Branch:
         start, end = self.start + shared, self.start + len(path)
-        positions, slots = torch.arange(start, end)[:, None], torch.arange(-(-end // VIEW) * VIEW)
+        positions, slots = torch.arange(start, end)[:, None], torch.arange(view_length(end))
         visible = slots <= positions
         if window is not None:
             visible &= positions - slots < window
@@ -135,7 +140,7 @@ class Feed:
         visible = torch.zeros(self.num_tokens, self.view, dtype=torch.bool)
         visible[:, :row.length] = True
         staged = visible[:, row.length:row.length + row.fed]
-        if all(parent == i - 1 for i, parent in enumerate(row.parents)):
+        if row.is_chain:
             staged.copy_(torch.ones(self.num_tokens, row.fed, dtype=torch.bool).tril_(self._first))
             return visible
         for i in range(self.num_tokens):
@@ -259,7 +264,7 @@ class KVCache:
             return stored
         slots = max(_GROWTH, -(-feed.view // _GROWTH) * _GROWTH)
         if stored is not None:
-            slots = max(slots, min(2 * stored.shape[1], -(-self.capacity // VIEW) * VIEW))
+            slots = max(slots, min(2 * stored.shape[1], view_length(self.capacity)))
         grown = self._empty(new.transpose(0, 1), slots)
         if stored is not None:
             grown[:, :stored.shape[1]] = stored

@@ -139,19 +139,21 @@ class _Step:
         for feed in self.feeds:
             end = start + feed.num_tokens
             keys, values = feed.write(layer, key[start:end], value[start:end])
-            if self._exact and softcap is None and (branches := feed.branches(window, query.dtype)):
-                parts.append(_branch_by_branch(query[start:end], key[start:end], value[start:end], keys, values, branches, scaling, feed.start))
-                start = end
-                continue
-            mask = feed.mask(window, query.dtype).to(query.device)        # the cache's device, but for models spread over several cards
-            if softcap is not None:
-                parts.append(_capped_attention(query[start:end], keys, values, mask, scaling, softcap))
-            elif self._exact:
-                parts.append(one_query_attention(query[start:end], keys, values, mask, scaling, feed.end))
-            else:
-                parts.append(packed_attention(query[start:end], keys, values, mask, scaling))
+            parts.append(self._attend_row(feed, query[start:end], key[start:end], value[start:end], keys, values, scaling, window, softcap))
             start = end
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_row(self, feed: Feed, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, scaling: float,
+                    window: int | None, softcap: float | None) -> Tensor:
+        """One row's fed tokens, [T, heads, D], over the views [heads, L, D] of its cache, in the form that the row and the layer ask for."""
+        if self._exact and softcap is None and (branches := feed.branches(window, query.dtype)):
+            return _branch_by_branch(query, key, value, keys, values, branches, scaling, feed.start)
+        mask = feed.mask(window, query.dtype).to(query.device)            # the cache's device, but for models spread over several cards
+        if softcap is not None:
+            return _capped_attention(query, keys, values, mask, scaling, softcap)
+        if self._exact:
+            return one_query_attention(query, keys, values, mask, scaling, feed.end)
+        return packed_attention(query, keys, values, mask, scaling)
 
 
 def _branch_by_branch(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, branches: list[Branch], scaling: float,
