@@ -5,6 +5,7 @@ It knows nothing of decoding and nothing of how the page looks.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 import sys
@@ -74,6 +75,10 @@ class LateService:
             raise Busy(f"{self._progress.message} Nothing can be answered yet.")
         return self._service.submit(request)
 
+    def forget(self, conversation: str) -> None:
+        if self._service is not None:
+            self._service.forget(conversation)
+
     def choice(self) -> Choice | None:
         return self._service.choice() if self._service else None
 
@@ -100,6 +105,12 @@ class LateService:
         if self._service is not None:
             self._service.unload()
 
+    def attach(self, url: str, **how: str) -> None:
+        self._there().attach(url, **how)
+
+    def detach(self) -> None:
+        self._there().detach()
+
     def _there(self) -> Service:
         if self._service is None:
             raise Busy(f"{self._progress.message} No model can be chosen yet.")
@@ -108,6 +119,30 @@ class LateService:
     def close(self) -> None:
         if self._service is not None:
             self._service.close()
+
+
+class Stop:
+    """Ctrl-C, asked and waited for in the main thread. An Event would not do: `set` in a handler waits for ever for the lock that the
+    interrupted `wait` holds, while `SimpleQueue.put` may be called in the midst of `get`."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._again = False
+
+    def ask(self, number: int, _frame: Any = None) -> None:
+        """The signal handler; asked a second time it ends the process at once, whatever is still being closed."""
+        if self._again:
+            os._exit(128 + number)
+        self._again = True
+        self._asked.put(number)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether it was asked for, at the latest after timeout_s."""
+        try:
+            self._asked.put(self._asked.get(timeout=timeout_s))           # back again, for the next one who waits
+        except queue.Empty:
+            return False
+        return True
 
 
 def free_port(host: str, port: int, tries: int = 100) -> int:
@@ -143,10 +178,31 @@ def main(argv: list[str] | None = None, open_service: Callable[[Options], Servic
     if options.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
 
-    stop = threading.Event()
+    stop = Stop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, stop.ask)
     print("specviz: starting …", flush=True)
+    from specviz.server.counted import Counted       # no torch here
+    service = LateService(lambda: (open_service or _open)(options))
+    try:
+        end = (_serve_api if options.api_only else _serve_page)(Counted(service), options, port)
+    except Exception as error:                       # a relay that cannot be reached, a port taken a moment ago, a full disk
+        print(f"specviz: the page could not be started ({type(error).__name__}: {error}).", file=sys.stderr)
+        service.close()
+        return 1
+    _report(service, stop)
+    while not stop.wait(0.5):        # a wait without an end cannot be interrupted on Windows
+        pass
+    print("\nspecviz: closing …", flush=True)
+    service.close()
+    end()
+    return 0
+
+
+def _serve_page(service: Any, options: Options, port: int) -> Callable[[], None]:
+    """The page, and the API beside it; returns what ends them."""
+    from specviz.server.serving import attach, not_offered
+    from specviz.ui.join import Join
     from specviz.ui.layout import build, launch      # Gradio takes a second or two: after the arguments are known to be good
     from specviz.ui.recordings import opening        # no torch here
     from specviz.ui.strings import not_kept
@@ -154,26 +210,32 @@ def main(argv: list[str] | None = None, open_service: Callable[[Options], Servic
     recording = opening(options.trace)
     if recording.problem:
         print(f"specviz: {recording.problem}", file=sys.stderr)
-    service = LateService(lambda: (open_service or _open)(options))
-    page = build(service, recording, method=options.method, k=options.k, read_only=options.public,
-                 not_kept=not_kept(options.public, options.history))
-    try:
-        address, public = launch(page, options, port)
-    except Exception as error:                       # a relay that cannot be reached, a port taken a moment ago, a full disk
-        print(f"specviz: the page could not be started ({type(error).__name__}: {error}).", file=sys.stderr)
-        service.close()
-        return 1
+    join = Join(options, port)
+    page = build(service, recording, method=options.method, k=options.k, options=options.method_options, read_only=options.public,
+                 reach=options.reach, not_kept=not_kept(options.public, options.history), limits=options.limits, join=join if join.is_offered else None)
+    address, public = launch(page, options, port)
+    join.public = public
     if port != options.port and options.port:
         print(f"specviz: port {options.port} is busy, using {port}.")
+    if reason := not_offered(options):
+        print(f"specviz: {reason}.")
+    else:
+        attach(page.app, service, options)
+        print(f"specviz: OpenAI-compatible API at {address.rstrip('/')}/v1")
     print(f"specviz: open {address} in a browser. Ctrl-C ends the program.", flush=True)
     if public:
         print(f"specviz: public address {public}", flush=True)
-    _report(service, stop)
-    stop.wait()
-    print("\nspecviz: closing …", flush=True)
-    service.close()
-    page.close(verbose=False)
-    return 0
+    for line in join.lines(drawn=sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower()):
+        print(f"specviz: {line}" if line.startswith("join") else line, flush=True)
+    return lambda: page.close(verbose=False)
+
+
+def _serve_api(service: Any, options: Options, port: int) -> Callable[[], None]:
+    from specviz.server.serving import serve_alone
+    end = serve_alone(service, options, port)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    print(f"specviz: OpenAI-compatible API at http://{host}:{port}/v1. Ctrl-C ends the program.", flush=True)
+    return end
 
 
 def _prepare(options: Options) -> int:
@@ -194,12 +256,12 @@ def _open(options: Options) -> Service:
     return open_service(options)
 
 
-def _report(service: LateService, stop: threading.Event) -> None:
+def _report(service: LateService, stop: Stop) -> None:
     """Print how loading goes, one line per change, until it ends."""
     shown, shown_at = "", 0.0
     while not stop.wait(0.2):
         status = service.status()
-        percent = "" if status.fraction is None else f" {100 * status.fraction:.0f} %"
+        percent = "" if status.fraction is None or not status.is_loading else f" {100 * status.fraction:.0f} %"
         line, now = f"specviz: {status.message}{percent}", time.monotonic()
         settled = status.state != "loading"
         if line != shown and (settled or now - shown_at > 2 or status.message not in shown):

@@ -96,8 +96,8 @@ function mount(root, options) {
   let rows = [], current = null, runs = [], off = '', said = new Map(), last = 0, saving = Promise.resolve();
 
   // ---- the bar itself
-  const fill = el('i'), meterText = el('span', 'bar-text'), dropped = el('span', 'bar-dropped');
-  const meter = el('div', 'bar-meter', el('span', 'bar-track', fill), meterText, dropped);
+  const fill = el('i'), track = el('span', 'bar-track', fill), meterText = el('span', 'bar-text'), dropped = el('span', 'bar-dropped');
+  const meter = el('div', 'bar-meter', track, meterText, dropped);
   meter.hidden = true;
   const panels = {}, openers = {};
   function toggle(name) {
@@ -187,6 +187,7 @@ function mount(root, options) {
       if (message.meter.text) {
         meterText.textContent = message.meter.text;
         meter.title = message.meter.rule;
+        track.hidden = message.meter.share === null;
         fill.style.width = (100 * message.meter.share).toFixed(1) + '%';
         fill.classList.toggle('is-full', message.meter.share > 0.9);
         dropped.textContent = message.meter.dropped;

@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .catalog import Catalog, first_difference
-from .checkpoint import eos_ids
-from .drafters import DRAFTERS, Parts
+from .checkpoint import check_weight_files, eos_ids, packed_as, read_config
+from .drafters import DRAFTERS, Heads, Parts
 from .drafters.checkpoints import load_heads
 from .engine.model import LanguageModel
 from .errors import LoadError, SpecvizError
@@ -28,11 +28,13 @@ from .loading import MISFITS, checked_packing
 from .machine import available, missing_cuda_note
 from .memory import MAX_CONTEXT, Sizes, estimate, gigabytes, shortage, sizes_of, skeleton
 from .placement import Placement, choose_placement, precision_name
+from .shipped import Shipped, find_shipped
 from .sources import Described, describe
 
 __all__ = ["Report", "Row", "check_pair", "main"]
 
 _MARKS = {"ok": "+", "warn": "!", "no": "x"}
+_KINDS = {"medusa": "Medusa heads", "eagle": "An EAGLE head", "eagle3": "An EAGLE-3 head", "exit_adapter": "An exit adapter"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class _Side:
     tokenizer: PreTrainedTokenizerBase
     model: LanguageModel
     sizes: Sizes
+    placement: Placement             # as it will be: files that are packed already decide their quantization
 
     @property
     def num_rows(self) -> int:
@@ -95,7 +98,8 @@ def check_pair(target: str, drafter: str | None = None, *, device: str = "auto",
         one = _side(catalog, target, placement)
     except SpecvizError as error:
         return Report(target, drafter, (*rows, Row("target", "no", str(error)), *_card_rows(catalog, target, drafter, placement, context)))
-    rows += [_what_it_is("target", one), _layers("target", one, placement), _own_tokenizer("target", one), _template(one)]
+    rows += [_what_it_is("target", one), *_weights("target", one), _layers("target", one, placement), _own_tokenizer("target", one),
+             _template(one)]
     two, heads, problem = None, None, ""
     if drafter is not None:
         try:
@@ -105,12 +109,14 @@ def check_pair(target: str, drafter: str | None = None, *, device: str = "auto",
             problem = str(error)
             rows.append(Row("drafter", "no", problem))
     if two is not None:
-        rows += [_what_it_is("drafter", two), _layers("drafter", two, placement), _common_tokenizer(one, two), _ends(one, two),
-                 _lengths(one, two)]
-    parts, head_rows = _parts(one, two, heads)
+        rows += [_what_it_is("drafter", two), *_weights("drafter", two), _layers("drafter", two, placement), _common_tokenizer(one, two),
+                 _ends(one, two), _lengths(one, two)]
+    card = catalog.card(target)
+    shipped = find_shipped(card.id, {}) if card is not None and drafter is None else None
+    parts, head_rows = _shipped_parts(one, shipped) if shipped is not None else _parts(one, two, heads)
     rows += head_rows
     rows.append(_memory(one, two, placement, context))
-    rows += _methods(parts)
+    rows += _methods(parts, is_foreign=any(row.what == "vocabulary" and row.verdict == "no" for row in rows))
     download = sum(side.described.download_bytes for side in (one, two) if side is not None)
     return Report(one.described.name, (two.described.name if two else heads.name if heads else drafter), tuple(rows), download)
 
@@ -119,11 +125,12 @@ def _side(catalog: Catalog, name: str, placement: Placement) -> _Side:
     card = catalog.card(name)
     described = describe(card.source if card is not None else name, cache_dir=catalog.cache_dir, offline=catalog.offline, prepare=False)
     config = described.config()
-    checked_packing(described, config, placement)
+    placement = checked_packing(described, config, placement)
     tokenizer = described.tokenizer()
     try:
         bare = skeleton(config)
-        return _Side(described, config.get_text_config(), tokenizer, LanguageModel(bare, num_tokens=len(tokenizer)), sizes_of(config))
+        model = LanguageModel(bare, num_tokens=len(tokenizer))
+        return _Side(described, config.get_text_config(), tokenizer, model, sizes_of(config), placement)
     except SpecvizError:
         raise
     except MISFITS as error:
@@ -136,7 +143,22 @@ def _heads(catalog: Catalog, name: str) -> FoundHeads | None:
 
 def _what_it_is(what: str, side: _Side) -> Row:
     later = f"; {gigabytes(side.described.download_bytes)} to fetch" if side.described.download_bytes else ""
-    return Row(what, "ok", f"{side.config.model_type}, {side.sizes.num_parameters:,} parameters, {side.model.num_layers} layers{later}.")
+    packing = packed_as(side.described.config())
+    packed = f", packed as {packing}" if packing else ""
+    return Row(what, "ok", f"{side.config.model_type}, {side.sizes.num_parameters:,} parameters, {side.model.num_layers} "
+                         f"layer{'s' * (side.model.num_layers != 1)}{packed}{later}.")
+
+
+def _weights(what: str, side: _Side) -> list[Row]:
+    """Weight files that are here must be whole; those still to be fetched are no fault."""
+    described = side.described
+    if described.kind == "gguf" or described.download_bytes or not any(described.path.glob("*.safetensors")):
+        return []
+    try:
+        check_weight_files(described.path, described.name)
+    except LoadError as error:
+        return [Row(f"{what}'s weights", "no", str(error))]
+    return []
 
 
 def _layers(what: str, side: _Side, placement: Placement) -> Row:
@@ -218,10 +240,11 @@ def _card_rows(catalog: Catalog, target: str, drafter: str | None, placement: Pl
 
 def _memory(one: _Side, two: _Side | None, placement: Placement, context: int) -> Row:
     context = min(context, one.model.context)
-    needed = estimate(one.sizes, placement.quantization, context, device=placement.device.type, dtype=placement.dtype,
-                      drafter=two.sizes if two is not None else None)
+    needed = estimate(one.sizes, one.placement.quantization, context, device=placement.device.type, dtype=placement.dtype,
+                      drafter=two.sizes if two is not None else None,
+                      drafter_quantization=two.placement.quantization if two is not None else None)
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if placement.spread else [placement.device]
-    free_bytes, where = sum(map(available, devices)), f"{placement.device}, {precision_name(placement)}"
+    free_bytes, where = sum(map(available, devices)), f"{placement.device}, {precision_name(one.placement)}"
     if sentence := shortage(one.described.name, needed, free_bytes, where):
         return Row("memory", "no", sentence)
     return Row("memory", "ok", f"About {gigabytes(needed.peak_bytes)} ({where}, {context:,} tokens: {needed.parts()}); "
@@ -235,18 +258,52 @@ def _parts(one: _Side, two: _Side | None, found: FoundHeads | None) -> tuple[Par
         try:
             loaded = load_heads(found.folder, found.name, one.model, one.described.name)
             heads[loaded.kind] = loaded
-            rows.append(Row("drafter", "ok", f"{loaded.kind} heads whose tensors fit the target. How well they guess shows once both are "
-                                            "loaded."))
+            rows.append(Row("drafter", "ok", f"{_what_heads(loaded, one.model)} How well they guess shows once both are loaded."))
         except SpecvizError as error:
             rows.append(Row("drafter", "no", str(error)))
     draft = two.model if two is not None else None
     return Parts(one.model, one.model.new_cache(), draft, heads=heads), rows
 
 
-def _methods(parts: Parts) -> list[Row]:
+def _shipped_parts(one: _Side, shipped: Shipped) -> tuple[Parts, list[Row]]:
+    """The same with the drafters that open beside this target by themselves."""
+    try:
+        heads = replace(shipped, difference="").heads(one.model, one.described.name)
+        folder = shipped.folders.get("draft_model")
+        draft = None
+        if folder is not None:
+            draft = LanguageModel(skeleton(read_config(folder, shipped.name)), num_tokens=one.model.num_tokens)
+    except SpecvizError as error:
+        parts, _ = _parts(one, None, None)
+        return parts, [Row("drafters", "warn", str(error))]
+    names = [_KINDS[kind] for kind in heads] + (["a draft model"] if draft is not None else [])
+    sentence = f"Trained for this target, they open with it: {', '.join(name.replace('An ', 'an ') for name in names)}."
+    return Parts(one.model, one.model.new_cache(), draft, heads=heads, preferred=shipped.preferred), [Row("drafters", "ok", sentence)]
+
+
+def _what_heads(heads: Heads, target: LanguageModel) -> str:
+    """Kind, what they read of the target, and among which tokens they guess."""
+    facts, words = heads.facts, []
+    if "num_heads" in facts:
+        words.append(f"{facts['num_heads']} of them, on the last state")
+    elif "taps" in facts:
+        words.append(f"reads the states entering layers {', '.join(map(str, facts['taps']))} of {target.num_layers}")
+    elif "exit_layer" in facts:
+        words.append(f"behind the first {facts['exit_layer']} of {target.num_layers} layers")
+    else:
+        words.append("reads the state after the last norm")
+    own = next((heads.tensors[name] for name in ("d2t", "token_map") if name in heads.tensors), None)
+    words.append(f"guesses among {len(own):,} of {target.num_tokens:,} tokens" if own is not None else "guesses among all tokens")
+    return f"{_KINDS[heads.kind]} whose tensors fit the target: {', '.join(words)}."
+
+
+def _methods(parts: Parts, is_foreign: bool = False) -> list[Row]:
+    """is_foreign: the draft model's tokens mean something else, so nothing that rests on it can run."""
     rows = []
     for method in DRAFTERS.values():
         reason, note = method.missing(parts), method.note(parts)
+        if not reason and is_foreign and method.missing(replace(parts, draft=None)):
+            reason = "the draft model has another vocabulary"
         sentence = f"Not possible: {reason}." if reason else f"Possible, but {note}." if note else "Possible."
         rows.append(Row(f"method: {method.label}", "no" if reason else "warn" if note else "ok", sentence))
     return rows

@@ -100,12 +100,13 @@ def check_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 
 def packed_as(config: PretrainedConfig) -> str:
-    """What bitsandbytes has made of the weights in the files: "int8", "nf4" or "fp4"; "" for plain weights."""
+    """What bitsandbytes has made of the weights in the files: "int8", "nf4", "fp4", or these with "-double"; "" for plain weights."""
     packing = getattr(config, "quantization_config", None)
     if packing is None:
         return ""
     packing = packing if isinstance(packing, dict) else packing.to_dict()
-    return "int8" if packing.get("load_in_8bit") else str(packing.get("bnb_4bit_quant_type", "fp4"))
+    double = "-double" if packing.get("bnb_4bit_use_double_quant") else ""
+    return "int8" if packing.get("load_in_8bit") else str(packing.get("bnb_4bit_quant_type", "fp4")) + double
 
 
 def eos_ids(config: Any, generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

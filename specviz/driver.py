@@ -12,54 +12,42 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import torch
 
-from .engine.drafting import Drafter, DraftSettings
+from .engine.drafting import DraftSettings
 from .engine.rules import RULES
-from .engine.sequence import TextSink
-from .errors import Busy, NotEnoughMemory, SpecvizError
+from .errors import NotEnoughMemory, SpecvizError
+from .freed_memory import Freed
+from .job import END, Job, scope_of
+from .limits import Limits
 from .opening import Opened
-from .service import ChatRequest
+from .shared_prompt import SharedPrompt
 from .trace import StepTrace
 
 __all__ = ["Driver", "Job", "LoadCancelled"]
-
-_MAX_OPEN = 20
-_END = object()
 
 
 class LoadCancelled(Exception):
     """Raised out of `progress` in the middle of loading, so that everything taken so far is let go."""
 
 
-@dataclass(eq=False)
-class Job:
-    """One request in the engine and where its records go. drafter: dropped at the end, or an ended answer would keep a model alive."""
-    prompt: list[int]
-    request: ChatRequest
-    drafter: Drafter | None
-    k: int
-    sink: TextSink
-    alone: bool = False
-    events: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
-    request_id: int | None = None
-    reason: str = ""
-
-
 class Driver:
     """Opens an engine and runs it until it is retired or closed.
 
     open_engine: called with `progress(message, fraction)`, in the driver's thread. settled: called with the driver, in its thread, once
-    opening has ended: `opened` is there, or `problem` says why not ("" when it was cancelled).
+    opening has ended: `opened` is there, or `problem` says why not ("" when it was cancelled). disturbed: what else the machine is busy
+    with, asked before and after every step; "" for nothing. limits: how many answers run at a time, and how many may wait.
     """
 
-    def __init__(self, open_engine: Callable[[Callable[..., None]], Opened], settled: Callable[[Driver], None]) -> None:
+    def __init__(self, open_engine: Callable[[Callable[..., None]], Opened], settled: Callable[[Driver], None],
+                 disturbed: Callable[[Driver], str] = lambda driver: "", limits: Limits = Limits()) -> None:
         self.opened: Opened | None = None
         self.problem = ""
         self.progress: tuple[str, float | None] = ("Starting.", None)
-        self._open_engine, self._settled = open_engine, settled
+        self.measuring: float | None = None       # how much of the cost table is measured, while it is
+        self._open_engine, self._settled, self._disturbed, self._limits = open_engine, settled, disturbed, limits
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._jobs: dict[int, Job] = {}
@@ -67,6 +55,7 @@ class Driver:
         self._waiting_alone: deque[Job] = deque()
         self._measurements: set[Job] = set()
         self._cancelled, self._closing, self._retired = threading.Event(), threading.Event(), threading.Event()
+        self._freed = Freed()
         self._retune = self._ended = False
         self._then: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._main, name="specviz-engine", daemon=True)
@@ -84,37 +73,51 @@ class Driver:
         return self._thread.is_alive()
 
     def submit(self, job: Job) -> bool:
-        """Queue a chat turn and end all measurements; False if this engine takes no more. Raises Busy when too many wait."""
+        """Queue a chat turn; a measurement in progress makes way. False if this engine takes no more. Raises TooManyRequests."""
         with self._lock:
             if self._retired.is_set():
                 return False
-            if len(self._open) >= _MAX_OPEN:
-                raise Busy(f"{_MAX_OPEN} requests are running or waiting already. Try again in a moment.")
-            measurements = list(self._measurements)
+            if len(self._open) >= self._limits.most_open:
+                raise self._limits.queue_full()
+            job.place = max(0, len(self._open) - self._limits.at_once + 1)
             self._open.add(job)
-        for measurement in measurements:
-            self.cancel(measurement)
+        self._commands.put(self._make_way)
         self._commands.put(lambda: self._start(job))
         return True
 
     def measure(self, job: Job) -> bool:
-        """Queue a job that has the engine to itself: it starts once nobody else runs and ends when somebody comes."""
+        """Queue a job that has the engine to itself: it starts once nobody else runs, and ends as "interrupted" when somebody comes. False
+        if this engine takes no more."""
         with self._lock:
-            if self._retired.is_set():
+            if self._retired.is_set() or len(self._measurements) >= self._limits.most_open:
                 return False
             self._measurements.add(job)
         self._commands.put(lambda: self._waiting_alone.append(job))
         return True
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that are being written or wait for it."""
+        return len(self._open)
+
+    def forget(self, conversation: str) -> None:
+        """Free what the engine keeps of a conversation's ended requests."""
+        self._commands.put(lambda: self.opened.engine.forget(scope_of(conversation)))
 
     def cancel(self, job: Job) -> None:
         self._commands.put(lambda: self._cancel_now(job))
 
     def events(self, job: Job) -> Iterator[StepTrace]:
         """A job's records until it ends. Raises the error that ended it."""
-        while (event := job.events.get()) is not _END:
+        while (event := job.events.get()) is not END:
             if isinstance(event, Exception):
                 raise event
             yield event
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether this engine computes: an answer or a measurement."""
+        return bool(self._open or any(job.place == 0 for job in list(self._measurements)))
 
     def cancel_loading(self) -> None:
         """Give up loading at its next report of progress."""
@@ -168,6 +171,8 @@ class Driver:
     def _load(self) -> None:
         try:
             opened = self._open_engine(self._report)
+            opened.engine.scheduler.max_rows = self._limits.at_once
+            opened.engine.scheduler.max_parked = max(opened.engine.scheduler.max_parked, self._limits.at_once)
             self._report("Ready.", 1.0)           # the last moment at which it can be cancelled
             self.opened = opened
         except LoadCancelled:
@@ -183,28 +188,43 @@ class Driver:
 
     def _drive(self) -> None:
         engine = self.opened.engine
+        shared = self._shared = SharedPrompt(self.opened.shared, ("plain", self.opened.default_method))
         while not self._closing.is_set() and not (self._retired.is_set() and not self._open):
-            self._obey(wait=engine.idle and not self._waiting_alone and not self._retune)
+            if engine.idle and shared.is_due:
+                shared.begin(self.opened)
+            rest_s = self._tidied(engine.cache.num_freed_bytes, engine.idle)
+            self._obey(engine.idle and not self._waiting_alone and not self._retune and self.opened.trial is None, rest_s)
             if engine.idle and self._waiting_alone and not self._retune:
                 self._start(self._waiting_alone.popleft())
             try:
                 if engine.idle and self._retune:
                     self._retune = False
                     self.opened.tune()
+                if engine.idle and self.opened.trial is not None:
+                    self.measuring = self.opened.measure_piece()      # whoever asks something meanwhile waits for this piece only
+                beside = "" if engine.idle else self._disturbed(self)
                 stepped = engine.step()
+                beside = beside or (self._disturbed(self) if stepped else "")
             except Exception as error:
                 self._fail(error)
                 continue
             for result in stepped:
-                job = self._jobs[result.sequence.id]
-                job.events.put(result.trace)
+                job = self._jobs.get(result.sequence.id)
+                if job is None:                   # the operator's system prompt was read
+                    continue
+                if result.trace.kind == "prefill":
+                    shared.heard(job.request.method, result.trace.num_reused)
+                job.events.put(replace(result.trace, disturbed=beside) if beside else result.trace)
                 if result.sequence.reason:
                     self._end(job, result.sequence.reason)
+            self._tell_places()
         for job in [*self._open, *self._measurements]:
             self._cancel_now(job)
 
     def _let_go(self) -> None:
         """Drop everything that holds weights and give the memory back."""
+        if self.opened is not None:
+            self.opened.trial = None
         self.opened = None
         self._jobs.clear()
         self._waiting_alone.clear()
@@ -213,11 +233,22 @@ class Driver:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        self._freed.give_back()
 
-    def _obey(self, wait: bool) -> None:
-        """Carry out the commands that lie there; `wait` for one when there is nothing else to do."""
+    def _tidied(self, num_freed_bytes: int, is_idle: bool) -> float | None:
+        """Give memory back if it is time for it. Returns how long until then, None if nothing is to be given back."""
+        if not is_idle:
+            self._freed.work()
+            return None
+        if (rest_s := self._freed.rest_s(num_freed_bytes)) == 0:
+            self._freed.give_back()
+            return None
+        return rest_s
+
+    def _obey(self, wait: bool, rest_s: float | None) -> None:
+        """Carry out the commands that lie there; `wait` for one when there is nothing else to do, rest_s at most."""
         try:
-            self._commands.get(block=wait)()
+            self._commands.get(block=wait, timeout=rest_s if wait else None)()
             while True:
                 self._commands.get_nowait()()
         except queue.Empty:
@@ -228,30 +259,45 @@ class Driver:
             return
         try:
             job.request_id = self.opened.engine.add(
-                job.prompt, job.request.sampling, job.drafter, DraftSettings(job.k), job.sink, eos_ids=self.opened.eos_ids,
-                scope=job.request.conversation, keep_probs=job.request.keep_probs or job.alone, rule=RULES[job.request.verification])
+                job.prompt, job.request.sampling, job.drafter, DraftSettings(job.k, job.options), job.sink, eos_ids=self.opened.eos_ids,
+                scope=scope_of(job.request.conversation), keep_probs=job.request.keep_probs or job.alone,
+                rule=RULES[job.request.verification],
+                pilot=self.opened.pilot(job.drafter) if job.request.auto_k and not job.alone else None)
         except SpecvizError as error:
             job.events.put(error)
             self._end(job, "error")
             return
         self._jobs[job.request_id] = job
+        if job.alone:
+            job.moved(0)
 
-    def _cancel_now(self, job: Job) -> None:
+    def _tell_places(self) -> None:
+        """Who waits learns how long the queue before it is, who has a row that its turn has come."""
+        places = {sequence.id: place for place, sequence in enumerate(self.opened.engine.scheduler.waiting, 1)}
+        for request_id, job in self._jobs.items():
+            if not job.begun.is_set():
+                job.moved(places.get(request_id, 0))
+
+    def _make_way(self) -> None:
+        """End the measurement in progress, if any; whoever reads it may queue it again."""
+        for job in [job for job in self._jobs.values() if job.alone]:
+            self._cancel_now(job, "interrupted")
+
+    def _cancel_now(self, job: Job, reason: str = "cancelled") -> None:
         if job.reason:
             return
         if job.request_id is not None:
             self.opened.engine.cancel(job.request_id)
-        self._end(job, "cancelled")
+        self._end(job, reason)
 
     def _end(self, job: Job, reason: str) -> None:
-        job.reason, job.drafter = reason, None
         self._jobs.pop(job.request_id, None)
         with self._lock:
             self._measurements.discard(job)
             self._open.discard(job)
         if job in self._waiting_alone:
             self._waiting_alone.remove(job)
-        job.events.put(_END)
+        job.end(reason)
 
     def _fail(self, error: Exception) -> None:
         """A step failed: everybody in it is told, the engine starts afresh, and the next request can run."""
@@ -261,6 +307,7 @@ class Driver:
         if not isinstance(error, SpecvizError):
             traceback.print_exception(error, file=sys.stderr)
         self.opened.engine.abort()
+        self._shared.lost()
         for job in list(self._jobs.values()):
             job.events.put(error)
             self._end(job, "error")

@@ -9,8 +9,11 @@ import sys
 
 __all__ = ["ENVIRONMENT", "settle"]
 
-# Read by torch and Gradio when they are imported. Spinning OpenMP workers would take the second core from the page's own thread.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+# Read by torch, Gradio and tqdm when they are imported. Spinning OpenMP workers would take the second core from the page's own thread.
+# Tensors lie in huge pages where the system has them for those who ask, which matters most inside virtual machines. Progress has lines of
+# our own, through which other libraries' bars would run.
+ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "THP_MEM_ALLOC_ENABLE": "1", "GRADIO_ANALYTICS_ENABLED": "False",
+               "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TQDM_DISABLE": "1"}
 
 # Weights in huge pages: a decode step reads all of them, and fewer page table misses made it 10 to 20 % shorter (measured).
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"

@@ -9,11 +9,12 @@ SpecvizError
  +-- UnsupportedModel   the model loads, but this engine cannot run it losslessly
  +-- VocabularyMismatch target and drafter do not share a tokenizer
  +-- NotEnoughMemory    a cache or a model does not fit
- +-- Busy               the queue is full, or the model is not ready yet
+ +-- Busy               the model is not ready yet, or busy with something else
+      +-- TooManyRequests  the queue is full, or one visitor asks too often
 """
 
-__all__ = ["Busy", "ChecksumError", "InputError", "LoadError", "NotEnoughMemory", "PromptTooLong", "SpecvizError", "TraceError",
-           "UnsupportedModel", "VocabularyMismatch"]
+__all__ = ["Busy", "ChecksumError", "InputError", "LoadError", "NotEnoughMemory", "PromptTooLong", "SpecvizError",
+           "TooManyRequests", "TraceError", "UnsupportedModel", "VocabularyMismatch"]
 
 
 class SpecvizError(Exception):
@@ -53,4 +54,12 @@ class NotEnoughMemory(SpecvizError):
 
 
 class Busy(SpecvizError):
-    """The queue is full, or the model is not ready yet."""
+    """The model is not ready yet, or busy with something else."""
+
+
+class TooManyRequests(Busy):
+    """The queue is full, or one visitor asks too often. code: which, as OpenAI's errors say it. retry_s: when to try again."""
+
+    def __init__(self, message: str, code: str = "queue_full", retry_s: int = 5) -> None:
+        super().__init__(message)
+        self.code, self.retry_s = code, retry_s

@@ -5,6 +5,7 @@ tokenizer that splits text unlike the one the model was trained with; both are p
 """
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from .errors import LoadError
 
 UNREADABLE = (ValueError, LookupError, OSError, RuntimeError, AttributeError, ImportError, TypeError, ArithmeticError)
 
-__all__ = ["count_gguf_weights", "read_gguf", "read_gguf_description"]
+__all__ = ["count_gguf_weights", "read_gguf", "read_gguf_config", "read_gguf_tokenizer"]
 
 # Vocabularies (key "tokenizer.ggml.pre") whose merges were learned with every digit cut off on its own. Without the cut "\n\n1" becomes
 # three tokens where training had two.
@@ -39,22 +40,34 @@ def read_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTraine
     return without_gguf_traces(source, dtype), tokenizer
 
 
-def read_gguf_description(path: Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """Config and tokenizer, no weights. Raises LoadError as `read_gguf` does."""
+def read_gguf_config(path: Path) -> PretrainedConfig:
+    """The config alone; a copy that the caller may change. Raises LoadError as `read_gguf` does."""
     read_header(path)
     try:
-        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True, trust_remote_code=False)
+        return deepcopy(parse_config(path, *_state(path)))
     except UNREADABLE as error:
         raise unpackable(path, error) from error
-    return config, read_gguf_tokenizer(path)
 
 
 def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer alone. Raises LoadError as `read_gguf` does."""
     header = read_header(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        return parse_tokenizer(path, *_state(path), header)
     except UNREADABLE as error:
         raise unpackable(path, error) from error
+
+
+@lru_cache(maxsize=8)
+def parse_config(path: Path, num_bytes: int, changed_ns: int) -> PretrainedConfig:
+    """As `parse_header`: transformers reads the whole vocabulary for it, in Python."""
+    return AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True, trust_remote_code=False)
+
+
+@lru_cache(maxsize=2)
+def parse_tokenizer(path: Path, num_bytes: int, changed_ns: int, header: Header) -> PreTrainedTokenizerBase:
+    """Likewise; nothing in this program changes a tokenizer that it was given."""
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     if header.pre_tokenizer in DIGIT_SPLITTING:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
@@ -92,10 +105,14 @@ class Header:
 def read_header(path: Path) -> Header:
     """Raises LoadError for a file that is no GGUF or is cut short."""
     try:
-        status = path.stat()
-        return parse_header(path, status.st_size, status.st_mtime_ns)
+        return parse_header(path, *_state(path))
     except UNREADABLE as error:
         raise LoadError(f"{path.name} is not a complete GGUF file ({brief(error)}); download it again.") from error
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=8)
@@ -110,7 +127,8 @@ def parse_header(path: Path, num_bytes: int, changed_ns: int) -> Header:
 
 
 def brief(error: BaseException) -> str:
-    """The first line of an error, short enough for a sentence."""
+    """The first line of an error, and the second where the first only announces it; short enough for a sentence."""
     lines = str(error).strip().splitlines()
-    line = lines[0] if lines else ""
+    line = lines[0].strip() if lines else ""
+    line = f"{line} {lines[1].strip()}" if line.endswith(":") and len(lines) > 1 else line
     return (line[:157] + "...") if len(line) > 160 else line or type(error).__name__

@@ -4,8 +4,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from .default_model import Progress
 from .drafters.checkpoints import PICKLED, head_kind
+from .errors import LoadError
 from .hub import fetch_files, is_hub_id
 
 __all__ = ["FoundHeads", "find_heads", "may_hold_heads"]
@@ -34,15 +37,26 @@ def find_heads(source: str, *, offline: bool = False, progress: Progress) -> Fou
         return None
     else:
         name = source.partition("@")[0]
-        folder = fetch_files(source, offline, ["config.json"])
+        folder = fetch_files(source, offline, ["config.json"], progress)
         if may_hold_heads(folder):
-            progress(f"Fetching {name} from the hub", None)
-            folder = fetch_files(source, offline, ["config.json", "*.safetensors"])
+            folder = fetch_files(source, offline, ["config.json", "*.safetensors"], progress)
             if not any(folder.glob("*.safetensors")):
-                folder = fetch_files(source, offline, ["config.json", *PICKLED])
+                folder = fetch_files(source, offline, ["config.json", *PICKLED], progress)
+    if path.is_dir() and _is_projected(folder):
+        raise LoadError(f"{name} is a draft model without embeddings and LM head of its own: those are its target's. It opens by itself beside "
+                        "that target; start without a drafter. `python -m specviz.train export --full` writes it whole.")
     cheap = path.is_dir() and any(folder.glob("*.safetensors"))         # names can be read without the weights
     kind = head_kind(folder, name) if cheap or may_hold_heads(folder) else None
     return FoundHeads(folder, name, kind) if kind is not None else None
+
+
+def _is_projected(folder: Path) -> bool:
+    """Whether it is a draft model as specviz ships them, which `shipped.read_draft_model` alone can read."""
+    try:
+        with safe_open(folder / "model.safetensors", "pt") as tensors:
+            return "head_projection" in tensors.keys()
+    except (OSError, SafetensorError):
+        return False                             # whoever reads the weights says what is wrong
 
 
 def may_hold_heads(folder: Path) -> bool:

@@ -24,7 +24,7 @@ from .default_model import Progress, default_cache_dir, file_sha256, prepare_def
 from .errors import InputError, LoadError, NotEnoughMemory, SpecvizError
 from .gguf_file import brief, count_gguf_weights, read_gguf
 from .machine import available
-from .memory import MAX_CONTEXT, Sizes, estimate, gigabytes, require_memory, sizes_of
+from .memory import MAX_CONTEXT, Sizes, card_budgets, estimate, gigabytes, require_memory, sizes_of
 from .placement import (QUANTIZATIONS, Placement, bitsandbytes_config, can_read_packed, choose_placement, precision_name,
                         quantizes_while_loading)
 from .sources import Described, describe, fetch
@@ -68,11 +68,14 @@ def load_target(source: str = "default", *, device: str = "auto", dtype: str = "
     with released_on_failure(placement):
         described = describe(source, cache_dir=cache_dir, offline=offline, progress=progress)
         config = described.config()
-        placement = checked_packing(described, config, placement)
-        check_memory(described, config, placement, context, drafter)
+        asked, placement = placement, checked_packing(described, config, placement)
+        budgets = check_memory(described, config, placement, context, drafter, asked.quantization)
         described = fetch(described, offline=offline, progress=progress)
         progress(f"Unpacking {described.path.name}" if described.kind == "gguf" else f"Loading {described.name}", None)
-        model, tokenizer, notes = (load_gguf if described.kind == "gguf" else load_folder)(described, placement)
+        if described.kind == "gguf":
+            model, tokenizer, notes = load_gguf(described, placement)
+        else:
+            model, tokenizer, notes = load_folder(described, placement, budgets)
         return finished(model, tokenizer, described, placement, notes)
 
 
@@ -124,8 +127,11 @@ def checked_packing(described: Described, config: PretrainedConfig, placement: P
     return replace(placement, quantization=packing)
 
 
-def check_memory(described: Described, config: PretrainedConfig, placement: Placement, context: int, drafter: Sizes | None) -> None:
-    """Raise NotEnoughMemory with the numbers if the model, its cache and its drafter cannot fit."""
+def check_memory(described: Described, config: PretrainedConfig, placement: Placement, context: int, drafter: Sizes | None,
+                 asked: str = "none") -> dict[int | str, int] | None:
+    """Raise NotEnoughMemory with the numbers if the model, its cache and its drafter cannot fit. Returns what each of several cards may
+    take, None for a single device. asked: the quantization that was asked for, and that the drafter will have, though a target that is
+    packed already has its own."""
     try:
         sizes = sizes_of(config)
     except SpecvizError:
@@ -134,13 +140,19 @@ def check_memory(described: Described, config: PretrainedConfig, placement: Plac
         raise LoadError(f"The config.json of {described.name} describes no model that can be built ({brief(error)}).") from error
     context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
     quantization = placement.quantization if quantizes_while_loading(placement) or placement.dtype == torch.float32 else "none"
-    needed = estimate(sizes, quantization, context, device=placement.device.type, dtype=placement.dtype, drafter=drafter)
+    needed = estimate(sizes, quantization, context, device=placement.device.type, dtype=placement.dtype, drafter=drafter,
+                      drafter_quantization="none" if asked == "none" else quantization)
     if described.kind == "gguf":                  # unpacked to float32 first, on the CPU
         width = 4 + (0 if placement.dtype == torch.float32 else placement.dtype.itemsize)
         unpacked = count_gguf_weights(described.path) * width
         require_memory(described.name, replace(needed, loading_bytes=unpacked), available("cpu"), f"cpu, {precision_name(placement)}")
-    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if placement.spread else [placement.device]
-    require_memory(described.name, needed, sum(map(available, devices)), f"{placement.device}, {precision_name(placement)}")
+    if not placement.spread:
+        require_memory(described.name, needed, available(placement.device), f"{placement.device}, {precision_name(placement)}")
+        return None
+    free = [available(f"cuda:{index}") for index in range(torch.cuda.device_count())]
+    each = replace(needed, workspace_bytes=len(free) * needed.workspace_bytes)
+    require_memory(described.name, each, sum(free), f"{len(free)} cards together, {precision_name(placement)}")
+    return card_budgets(needed, free)
 
 
 def load_gguf(described: Described, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, tuple[str, ...]]:
@@ -154,24 +166,28 @@ def load_gguf(described: Described, placement: Placement) -> tuple[PreTrainedMod
     return model.to(placement.device), tokenizer, (note,)
 
 
-def load_folder(described: Described, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, tuple[str, ...]]:
-    """Model and tokenizer of a local folder, checked against each other."""
+def load_folder(described: Described, placement: Placement, budgets: Mapping[int | str, int] | None = None
+                ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, tuple[str, ...]]:
+    """Model and tokenizer of a local folder, checked against each other. budgets: see `check_memory`."""
     folder, name = described.path, described.name
     config = read_config(folder, name)
     check_weight_files(folder, name)
     tokenizer = read_tokenizer(folder, name)
     options: dict[str, Any] = {}
     if placement.device.type == "cuda" or quantizes_while_loading(placement):
-        options["device_map"] = "auto" if placement.spread else {"": placement.device}
+        options["device_map"] = {"": placement.device}
+    if budgets:                                   # "auto" would give each card as much as any other, and cards differ
+        options |= {"device_map": "sequential", "max_memory": dict(budgets)}
     if quantizes_while_loading(placement) and not packed_as(config):
         options["quantization_config"] = bitsandbytes_config(placement)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=placement.dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-            output_loading_info=True, **options)
+            output_loading_info=True, ignore_mismatched_sizes=True, **options)        # it would raise without naming a tensor
     except MISFITS as error:
         raise LoadError(f"The weights of {name} do not fit its config.json, or cannot be read ({brief(error)}).") from error
-    wrong = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    wrong = sorted([*map(str, report["missing_keys"]), *(f"{tensor}, {list(held)} in the files and {list(told)} by the config"
+                                                         for tensor, held, told in report["mismatched_keys"])])
     if wrong:
         raise LoadError(f"The weights of {name} contradict its config.json: {len(wrong)} tensors are missing or have another shape, first "
                         f"{wrong[0]}.")

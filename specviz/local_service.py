@@ -4,132 +4,40 @@ It knows nothing of screens. All work on the model happens in the engine's threa
 """
 from __future__ import annotations
 
-import math
 import platform
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
-from . import __version__, metrics
+from . import __version__
 from .drafters import DRAFTERS
-from .driver import Driver, Job
+from .driver import Driver
 from .engine.drafting import Drafter
+from .engine.option import settled
 from .engine.rules import RULES
 from .errors import Busy, InputError, PromptTooLong
+from .job import Job
+from .local_run import AnswerText, LocalRun
 from .opening import Opened, open_engine
 from .options import Options
 from .remembered import Remembered
 from .service import ChatRequest, Choice, Inspection, Line, MethodInfo, Offer, Status
+from .shared_prompt import common_start, under
 from .shelf import Shelf
-from .text import StopText, TextCodec
-from .trace import PlainToken, StepTrace, Trace
 
-__all__ = ["AnswerText", "LocalRun", "LocalService"]
+__all__ = ["LocalService"]
 
 _UNLOADED = "No model is loaded. Choose one under Models."
-
-
-class AnswerText:
-    """The engine's `TextSink` for one answer: decodes as tokens come and holds back what may begin a stop string."""
-
-    def __init__(self, codec: TextCodec, stops: tuple[str, ...]) -> None:
-        self._codec, self._stream, self._stop = codec, codec.stream(), StopText(stops)
-        self._raw = 0                     # characters decoded so far
-        self.text = ""
-
-    def push(self, token: int) -> tuple[str, bool]:
-        """See `engine.sequence.TextSink`. A special token adds nothing to the text and is shown by its name."""
-        piece = self._stream.push(token)
-        released, stopped = self._stop.push(piece)
-        self.text += released
-        if stopped:
-            piece = piece[:max(0, len(self.text) - self._raw)]
-        self._raw += len(piece)
-        return (self._codec.piece(token) if self._codec.is_special(token) else piece), stopped
-
-    def finish(self) -> None:
-        if self._stop.stop is None:
-            released, _ = self._stop.push(self._stream.flush())
-            self.text += released + self._stop.flush()
-
-
-class LocalRun:
-    """See `service.Run`."""
-
-    def __init__(self, driver: Driver, job: Job, meta: dict[str, Any]) -> None:
-        self.meta = meta
-        self._driver, self._job = driver, job
-        self._steps: list[StepTrace] = []
-        self._plain: list[PlainToken] = []
-        self._measuring: Job | None = None
-
-    @property
-    def text(self) -> str:
-        return self._job.sink.text
-
-    @property
-    def reason(self) -> str:
-        return self._job.reason
-
-    def __iter__(self) -> Iterator[StepTrace]:
-        for step in self._driver.events(self._job):
-            self._steps.append(step)
-            yield step
-
-    def cancel(self) -> None:
-        self._driver.cancel(self._job)
-        if measuring := self._measuring:
-            self._driver.cancel(measuring)
-
-    def measure_plain(self, num_tokens: int = 128) -> Iterator[PlainToken]:
-        answer = [token for step in self._steps for token in step.emitted]
-        goal = min(len(answer), len(self._plain) + num_tokens)
-        opened = self._driver.opened
-        if opened is None or len(self._plain) >= goal or (self._plain and self._plain[-1].id in opened.eos_ids):
-            return
-        sampling = replace(self._job.request.sampling, max_new_tokens=goal - len(self._plain), stop=())
-        request = replace(self._job.request, sampling=sampling, method="plain")
-        job = Job([*self._job.prompt, *(token.id for token in self._plain)], request, opened.drafter("plain"), 1,
-                  AnswerText(opened.codec, ()), alone=True)
-        del opened                                # whoever holds it in a suspended generator keeps a whole model alive
-        if not self._driver.measure(job):
-            return
-        self._measuring = job
-        try:
-            for step in self._driver.events(job):
-                for token in self._plain_tokens(step):
-                    self._plain.append(token)
-                    yield token
-        finally:
-            self._driver.cancel(job)
-            self._measuring = None
-
-    def _plain_tokens(self, step: StepTrace) -> Iterator[PlainToken]:
-        """A plain step's token on the clock of the whole plain run. The first token of all comes with the prompt and starts the clock."""
-        took_ms = step.draft_ms + step.verify_ms + step.other_ms
-        if step.kind == "prefill":
-            took_ms = step.verify_ms             # when a measurement goes on, this is its next step; copying the prefix is no part of it
-        end_ms = self._plain[-1].t_ms + took_ms if self._plain else 0.0
-        margin = step.margin
-        if step.top and len(step.top[0].rows) > 1 and step.top[0].temperature_one:
-            (_, _, first, _), (_, _, second, _) = step.top[0].rows[:2]
-            margin = math.log(first / second) if second > 0 else None
-        for token in step.emitted:
-            yield PlainToken(token.id, token.text, end_ms, took_ms, margin)
-
-    def trace(self) -> Trace:
-        trace = Trace(self.meta | {"reason": self.reason}, tuple(self._steps), tuple(self._plain))
-        return replace(trace, stats=metrics.summarize(trace).to_dict(), compare=metrics.compare(trace))
 
 
 @dataclass(eq=False)
 class _Load:
     """One attempt to load. fallback: what to load should it fail, where the pair in use was unloaded for it or a remembered one is tried.
 
-    reason: the sentence to go on showing while the fallback is loaded.
+    reason: the sentence to go on showing while the fallback is loaded. is_waiting: for former engines to end, which costs nothing.
     """
     choice: Choice
     unload_first: bool = False
@@ -138,6 +46,7 @@ class _Load:
     fallback: Choice | None = None
     reason: str = ""
     held_bytes: int = 0
+    is_waiting: bool = False
     driver: Driver = field(init=False)
 
 
@@ -145,10 +54,12 @@ class LocalService:
     """See `service.Service`. Loads as soon as it is made; `close` ends its threads.
 
     opener: loads and builds an engine; tests give a small one. remembered: where the choice is kept from one start to the next.
+    make_driver: makes what runs an engine, with the arguments of `Driver`.
     """
 
-    def __init__(self, options: Options, opener: Callable[..., Opened] = open_engine, remembered: Remembered | None = None) -> None:
-        self._options, self._opener, self._remembered = options, opener, remembered
+    def __init__(self, options: Options, opener: Callable[..., Opened] = open_engine, remembered: Remembered | None = None,
+                 make_driver: Callable[..., Driver] = Driver) -> None:
+        self._options, self._opener, self._remembered, self._make_driver = options, opener, remembered, make_driver
         self._shelf = Shelf(options)
         self._lock = threading.RLock()
         self._driver: Driver | None = None        # the pair in use
@@ -165,7 +76,7 @@ class LocalService:
     # ---- what anyone may ask ------------------------------------------------------------------------------------------
     def status(self) -> Status:
         with self._lock:
-            message, fraction = self._loading.driver.progress if self._loading else ("Ready.", 1.0)
+            message, fraction = self._loading.driver.progress if self._loading else (_ready_message(self._driver), 1.0)
             common = dict(is_loading=self._loading is not None, last_error=self._error, number=self._number)
             if self._driver:
                 return Status("ready", message, fraction, **common)
@@ -181,31 +92,52 @@ class LocalService:
             return []
         parts, infos = opened.parts, []
         for method in DRAFTERS.values():
-            infos.append(MethodInfo(method.name, method.label, method.summary, method.missing(parts), method.note(parts)))
+            infos.append(MethodInfo(method.name, method.label, method.summary, method.missing(parts), method.note(parts),
+                                    opened.options(method.name)))
         return infos
 
     def default_method(self) -> str:
         return opened.default_method if (opened := self._opened) else ""
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
-        return len(opened.codec.render(messages)) if (opened := self._opened) else 0
+        return len(opened.codec.render(under(self._options.system_prompt, messages))) if (opened := self._opened) else 0
 
     def submit(self, request: ChatRequest) -> LocalRun:
-        opened, driver = self._ready()
+        (opened, driver), asked = self._ready(), request
         drafter = self._drafter(opened, request.method)
         if not 1 <= request.k <= 64:
             raise InputError(f"k is {request.k}; expected a draft length from 1 to 64.")
         if request.verification not in RULES:
             raise InputError(f"There is no rule of verification {request.verification!r}; expected one of {', '.join(RULES)}.")
-        prompt = opened.codec.render(request.messages)
+        options = settled(opened.options(request.method), dict(request.options), DRAFTERS[request.method].label)
+        if request.prompt is None:
+            request = replace(request, messages=under(self._options.system_prompt, request.messages))
+            prompt = opened.codec.render(request.messages)
+        else:
+            prompt = opened.codec.encode(request.prompt, add_special_tokens=True)
         room = opened.parts.cache.capacity - len(prompt)
         if room < 1:
             raise PromptTooLong(f"The conversation has {len(prompt)} tokens; this model has room for {opened.parts.cache.capacity}, answer "
                                 "included. Shorten the message or start a new chat.")
-        job = Job(prompt, request, drafter, request.k, AnswerText(opened.codec, request.sampling.stop))
+        self._options.limits.check_length(len(prompt), request.sampling.max_new_tokens)
+        job = Job(prompt, request, drafter, request.k, AnswerText(opened.codec, request.sampling.stop), options=options)
         if not driver.submit(job):
-            return self.submit(request)           # another pair came into use this very moment
-        return LocalRun(driver, job, self._meta(opened, request, prompt))
+            return self.submit(asked)             # another pair came into use this very moment
+        return LocalRun(driver, job, self._meta(opened, request, prompt, options))
+
+    def num_cached_rows(self) -> int:
+        """Rows of the target's cache in use: running answers, ended ones that may be of use again, and the operator's system prompt."""
+        return len(opened.parts.cache) if (opened := self._opened) else 0
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether what a step costs here is still being measured; runs that begin before the end carry no table of it."""
+        return (opened := self._opened) is not None and opened.trial is not None
+
+    def forget(self, conversation: str) -> None:
+        with self._lock:
+            if self._driver:
+                self._driver.forget(conversation)
 
     def close(self) -> None:
         with self._lock:
@@ -259,7 +191,7 @@ class LocalService:
         def settled(driver: Driver) -> None:
             self._settled(load)
         self._loading, self._error = load, load.reason
-        load.driver = Driver(lambda progress: self._open(load, progress), settled)
+        load.driver = self._make_driver(lambda progress: self._open(load, progress), settled, self._disturbance, self._options.limits)
         load.driver.start()
 
     def _open(self, load: _Load, progress: Callable[..., None]) -> Opened:
@@ -271,10 +203,14 @@ class LocalService:
                 self._driver, self._held_bytes = None, 0
             leaving = list(self._leaving) if load.unload_first or load.is_fallback else [d for d in self._leaving if d.cancelled]
         for driver in leaving:
-            progress("Waiting until the former model has ended its answers")
+            message = ("Waiting until the load that was cancelled has let go" if driver.opened is None else
+                       "Waiting until the former model has ended its answers")
+            progress(message)
+            load.is_waiting = True
             while driver.is_alive:
-                progress("Waiting until the former model has ended its answers")
+                progress(message)
                 driver.join(0.2)
+        load.is_waiting = False
         with self._lock:
             self._leaving = [driver for driver in self._leaving if driver.is_alive]
         choice = load.choice
@@ -283,7 +219,9 @@ class LocalService:
             self._shelf.check_here(choice)        # what was remembered may have been deleted: nothing is fetched unasked
         with self._alone:
             opened = self._opener(replace(self._options, target=choice.target, draft=choice.draft, quantization=choice.quantization,
-                                          device=choice.device, dtype=choice.dtype, method=method), progress)
+                                          device=choice.device, dtype=choice.dtype, method=method,
+                                          method_options=self._options.method_options if load.is_first else ()), progress)
+            opened.shared = common_start(opened.codec, self._options.system_prompt, opened.parts.cache.capacity)
             load.held_bytes = self._shelf.held_bytes(choice)
             return opened
 
@@ -312,6 +250,13 @@ class LocalService:
         if load.fallback and not self._driver:
             self._begin(_Load(load.fallback, is_first=load.is_first, is_fallback=True, reason=self._error))
 
+    def _disturbance(self, driver: Driver) -> str:
+        """What this machine does besides the answers of one engine: asked by its thread at every step."""
+        load, others = self._loading, [*self._leaving, self._driver]
+        if (load and load.driver is not driver and not load.is_waiting) or any(each.is_alive and each.cancelled for each in self._leaving):
+            return "a model was loading"
+        return "another model was answering" if any(each and each is not driver and each.is_answering for each in others) else ""
+
     def _retire(self, driver: Driver, then: Callable[[], None] | None = None) -> None:
         self._leaving.append(driver)
         driver.retire(then)
@@ -338,21 +283,33 @@ class LocalService:
             raise InputError(f"{DRAFTERS[name].label} cannot run: {reason}.")
         return opened.drafter(name)
 
-    def _meta(self, opened: Opened, request: ChatRequest, prompt: list[int]) -> dict[str, Any]:
+    def _meta(self, opened: Opened, request: ChatRequest, prompt: list[int], options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
         config, sampling, rule = dict(opened.config), request.sampling, RULES[request.verification]
         return {
             "target": config["target"], "drafter": opened.drafter_name(request.method),
             "method": request.method, "method_label": DRAFTERS[request.method].label,
             "config": {**config, "method": request.method, "k": request.k if request.method != "plain" else 0,
-                       "lossless": rule.lossless},
+                       **({"auto_k": opened.costs is not None} if request.auto_k else {}),
+                       "lossless": rule.lossless, "options": dict(options),
+                       "changed_options": [option.name for option, (_, value) in zip(opened.options(request.method), options)
+                                           if value != option.default]},
             "sampling": {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p,
-                         "repetition_penalty": sampling.repetition_penalty, "seed": sampling.seed, "max_new_tokens": sampling.max_new_tokens,
-                         "stop": list(sampling.stop)},
+                         "repetition_penalty": sampling.repetition_penalty, "seed": sampling.seed,
+                         "max_new_tokens": sampling.max_new_tokens, "stop": list(sampling.stop)},
             "prompt": [dict(message) for message in request.messages], "prompt_tokens": len(prompt),
+            **({"shared_tokens": len(opened.shared)} if opened.shared else {}),
+            **({} if request.prompt is None else {"prompt_text": request.prompt}),
             "opens_thinking": opened.codec.decode(prompt[-8:]).rstrip().endswith("<think>"),
             "verification": rule.name, "promise": rule.promise, "clock": "perf_counter",
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "versions": {"specviz": __version__, "python": platform.python_version(), "torch": version("torch"),
                          "transformers": version("transformers")},
-            "machine": opened.machine,
+            "machine": opened.machine, "memory": opened.memory, "guesses_by_text": DRAFTERS[request.method].by_text,
+            **({"cost": opened.costs.to_json()} if opened.costs else {}),
         }
+
+
+def _ready_message(driver: Driver | None) -> str:
+    """What the state "ready" says: also how far measuring has come."""
+    share = driver.measuring if driver else None
+    return "Ready." if share is None else f"Ready. Measuring what a step costs on this machine: {share:.0%}."

@@ -5,6 +5,7 @@ code that holds them. What activations and kernels need on top is a rule of thum
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +17,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from .errors import NotEnoughMemory
 from .machine import available
 
-__all__ = ["Estimate", "MAX_CONTEXT", "Shape", "Sizes", "WORKSPACE_BYTES", "available", "estimate", "gigabytes", "require_disk",
+__all__ = ["Estimate", "MAX_CONTEXT", "Shape", "Sizes", "WORKSPACE_BYTES", "available", "card_budgets", "estimate", "gigabytes", "require_disk",
            "require_memory", "shortage", "sizes_of", "skeleton"]
 
 MAX_CONTEXT = 8192                    # tokens per row of the cache; see `opening`
 WORKSPACE_BYTES = {"cpu": 150_000_000, "cuda": 500_000_000, "mps": 500_000_000}
 _PER_WEIGHT = {"int8": 1.0, "nf4": 0.5 + 4 / 64, "fp4": 0.5 + 4 / 64}     # 4 bits: and a float32 scale for every 64 weights
+_PER_WEIGHT |= {f"{name}-double": 0.5 + (1 + 4 / 256) / 64 for name in ("nf4", "fp4")}      # the scale is a byte, with one float32 for 256 of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +92,18 @@ class Estimate:
 
 
 def estimate(model: Shape | PretrainedConfig | Sizes, quantization: str = "none", context: int = MAX_CONTEXT, *, device: str = "cpu",
-             dtype: torch.dtype | None = None, drafter: Shape | PretrainedConfig | Sizes | None = None) -> Estimate:
+             dtype: torch.dtype | None = None, drafter: Shape | PretrainedConfig | Sizes | None = None,
+             drafter_quantization: str | None = None) -> Estimate:
     """The memory of a target, and of a draft model beside it, on one device.
 
     context: tokens of one conversation; the cache of one row is counted in full. device: cpu, cuda or mps. dtype: of whatever is not
-    quantized; by default float32 on a CPU, 16 bits elsewhere. The drafter shares device, dtype and quantization.
+    quantized; by default float32 on a CPU, 16 bits elsewhere. The drafter shares device, dtype and, unless it is named, quantization.
     """
     kind = device.partition(":")[0]
     dtype = dtype or (torch.float32 if kind == "cpu" else torch.bfloat16)
     if drafter is not None:
-        alone, second = (estimate(each, quantization, context, device=device, dtype=dtype) for each in (model, drafter))
+        alone, second = (estimate(each, packing, context, device=device, dtype=dtype)
+                         for each, packing in ((model, quantization), (drafter, drafter_quantization or quantization)))
         return replace(alone, drafter_bytes=second.weights_bytes + second.cache_bytes,
                        loading_bytes=alone.loading_bytes + second.loading_bytes)
     sizes = model if isinstance(model, Sizes) else sizes_of(model)
@@ -149,6 +153,14 @@ def _of_model(model: Any) -> Sizes:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Sizes(linear, sum(module.out_features for module in linears), embedding.numel(), head.numel(), tied, other,
                  2 * config.num_hidden_layers * heads * head_dim)
+
+
+def card_budgets(needed: Estimate, free_bytes: Sequence[int]) -> dict[int | str, int]:
+    """Bytes of weights for each of several cards, in transformers' `max_memory`: beside them its layers' share of the cache must fit, and
+    working room; the drafter lies on the first card. Nothing may go to the CPU."""
+    share = needed.weights_bytes / (needed.weights_bytes + needed.cache_bytes)
+    beside = [needed.workspace_bytes + (0 if index else needed.drafter_bytes) for index in range(len(free_bytes))]
+    return {index: int(max(0, free - room) * share) for index, (free, room) in enumerate(zip(free_bytes, beside))} | {"cpu": 0}
 
 
 def gigabytes(num_bytes: float) -> str:

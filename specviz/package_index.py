@@ -162,8 +162,8 @@ def _stream(opener: OpenerDirector, url: str, num_bytes: int, part: Path, report
                 have += len(block)
                 if have > num_bytes:
                     break
+                report(have / num_bytes)          # first: whoever has been stopped must not write behind the next attempt's back
                 sink.write(block)
-                report(have / num_bytes)
     if have != num_bytes:
         if have > num_bytes:
             part.unlink()

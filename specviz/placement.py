@@ -17,7 +17,7 @@ from .machine import missing_cuda_note
 __all__ = ["DTYPES", "Placement", "QUANTIZATIONS", "automatic_dtype", "bitsandbytes_config", "can_read_packed", "choose_placement",
            "precision_name", "quantizes_while_loading"]
 
-QUANTIZATIONS = {"cpu": ("none", "int8"), "cuda": ("none", "int8", "nf4", "fp4"), "mps": ("none",)}
+QUANTIZATIONS = {"cpu": ("none", "int8"), "cuda": ("none", "int8", "nf4", "fp4", "nf4-double", "fp4-double"), "mps": ("none",)}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BITSANDBYTES_DEVICES = ("cuda",)  # on a CPU bitsandbytes runs, but slower than the weights as they are
 
@@ -39,11 +39,11 @@ class Placement:
 def choose_placement(device: str = "auto", dtype: str = "auto", quantization: str = "none") -> Placement:
     """Check the three settings against each other and this machine. Raises InputError with what is possible.
 
-    device: auto (CUDA if there is one, else the CPU), cpu, mps, cuda, cuda:N, or cuda:all for several cards together.
+    device: auto (CUDA if there is one, else mps, else the CPU), cpu, mps, cuda, cuda:N, or cuda:all for several cards together.
     """
     notes: list[str] = []
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() and quantization == "none" else "cpu"
         notes.extend(filter(None, [missing_cuda_note()]))
     kind = device.partition(":")[0]
     if kind not in QUANTIZATIONS or not re.fullmatch(r"(cpu|mps|cuda(:\d+|:all)?)", device):
@@ -67,7 +67,7 @@ def choose_placement(device: str = "auto", dtype: str = "auto", quantization: st
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"The dtype {dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
     if kind == "mps":
-        notes.append("The device mps is untested.")
+        notes.append("The device mps is untested. --device cpu is tested, and on it drafted text is bitwise plain text.")
     if spread:
         notes.append("The model is spread over several cards, which is untested.")
     return Placement(chosen, DTYPES.get(dtype) or automatic_dtype(chosen), quantization, tuple(notes), spread)
@@ -96,8 +96,12 @@ def precision_name(placement: Placement) -> str:
 
 
 def bitsandbytes_config(placement: Placement) -> BitsAndBytesConfig:
-    """Threshold 0.0: no host synchronisation, and no row depends on the others. 16-bit compute: float32 leaves the tensor cores idle."""
+    """Threshold 0.0: no host synchronisation, and no row depends on the others. 16-bit compute: float32 leaves the tensor cores idle.
+
+    "-double" packs the scales of 4-bit weights once more: some less memory, but projections cannot be joined then (`engine/fused.py`).
+    """
     if placement.quantization == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     compute_dtype = automatic_dtype(placement.device) if placement.dtype == torch.float32 else placement.dtype
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=placement.quantization, bnb_4bit_compute_dtype=compute_dtype)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=placement.quantization.removesuffix("-double"),
+                              bnb_4bit_use_double_quant=placement.quantization.endswith("-double"), bnb_4bit_compute_dtype=compute_dtype)

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from .errors import InputError, SpecvizError
 from .trace import Trace, save
 
 if TYPE_CHECKING:
-    from .service import Service
+    from .local_service import LocalService
 
 __all__ = ["Recording", "main", "read_list", "record"]
 
@@ -27,7 +29,11 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One run to record. file: its name in the folder, without ".json"; the page offers them in the order of these names."""
+    """One run to record. file: its name in the folder, without ".json"; the page offers them in the order of these names.
+
+    folder: where below the assets it goes. quantization: "auto" is what a user gets. draft_without_layers: draft with a copy of the target
+    in which these layers are left out (`thin.thin_copy`). options: the method's own, by name.
+    """
     file: str
     title: str
     method: str
@@ -37,28 +43,39 @@ class Recording:
     seed: int = 0
     max_new_tokens: int = 128
     verification: str = "rejection"
+    folder: str = "traces"
+    quantization: str = "auto"
+    draft_without_layers: tuple[int, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
 
 
 def read_list(path: Path) -> list[Recording]:
     """The runs listed in a TOML file. Raises InputError naming what is wrong."""
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))["recording"]
-        return [Recording(**{**entry, "prompt": entry["prompt"].strip()}) for entry in entries]
+        return [Recording(**{**entry, "prompt": entry["prompt"].strip(),
+                             "draft_without_layers": tuple(entry.get("draft_without_layers", ())),
+                             "options": tuple(entry.get("options", {}).items())}) for entry in entries]
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path.name} is no list of recordings ({error}); expected [[recording]] tables with "
                          f"{', '.join(Recording.__dataclass_fields__)}.") from error
 
 
-def record(service: Service, recording: Recording) -> Trace:
-    """Answer the prompt, then measure plain decoding over the whole answer. A first, unrecorded run warms everything up."""
+def record(service: LocalService, recording: Recording) -> Trace:
+    """Answer the prompt, then measure plain decoding over the whole answer. A first, unrecorded run warms everything up.
+
+    Waits until it is measured what a step costs on this machine, where that is not known yet: the trace carries the table.
+    """
     from .engine.sampling import SamplingParams
     from .service import ChatRequest
+    while service.is_measuring:
+        time.sleep(0.1)
     messages = ({"role": "user", "content": recording.prompt},)
 
     def answer(name: str, max_new_tokens: int) -> Any:
         sampling = SamplingParams(temperature=recording.temperature, seed=recording.seed, max_new_tokens=max_new_tokens)
         run = service.submit(ChatRequest(messages, sampling, recording.method, recording.k, conversation=name,
-                                         verification=recording.verification))
+                                         verification=recording.verification, options=recording.options))
         for _ in run:
             pass
         return run
@@ -74,35 +91,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Record all listed runs, or those named. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m specviz.record", description="Record the bundled traces again, on this machine.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only recordings whose file name contains one of these")
-    parser.add_argument("--list", type=Path, default=ASSETS / "recordings.toml", metavar="FILE", help="what to record (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=ASSETS / "traces", metavar="FOLDER", help="where the traces go (default: %(default)s)")
+    parser.add_argument("--list", type=Path, default=ASSETS / "recordings.toml", metavar="FILE",
+                        help="what to record (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=ASSETS, metavar="FOLDER",
+                        help="traces go into folders below this one (default: %(default)s)")
     parser.add_argument("--target", help="model to record with (default: the default model)")
-    parser.add_argument("--quantization", default="auto", help="its quantization (default: auto)")
+    parser.add_argument("--quantization", help="its quantization, for all (default: what the list says)")
     given = parser.parse_args(argv)
-    from .options import Options
-    from .service import open_service
-    service = None
     try:
         recordings = [r for r in read_list(given.list) if not given.names or any(name in r.file for name in given.names)]
-        service = open_service(Options(target=given.target, quantization=given.quantization, browser=False))
-        while (status := service.status()).state == "loading":
-            time.sleep(0.1)
-        if status.state == "failed":
-            raise SpecvizError(status.message)
-        given.out.mkdir(parents=True, exist_ok=True)
-        for recording in recordings:
-            trace = record(service, recording)
-            save(trace, given.out / f"{recording.file}.json")
-            stats = trace.stats
-            print(f"{recording.file}: {stats['num_tokens']} tokens, {stats['tokens_per_step']:.2f} per step, {stats['tokens_per_s']:.1f} tokens/s, "
-                  f"plain {stats['plain_tokens_per_s']:.1f}, speed-up {stats['speed_up']:.2f}, identical: {trace.compare.get('identical')}")
+        models = groupby(sorted(recordings, key=_model), _model)         # sorting is stable: one load for all runs of one pair
+        for (quantization, leave_out), group in models:
+            _record_all(list(group), given.target, given.quantization or quantization, leave_out, given.out)
         return 0
     except SpecvizError as error:
         print(error, file=sys.stderr)
         return 1
-    finally:
-        if service is not None:
+
+
+def _model(recording: Recording) -> tuple[str, tuple[int, ...]]:
+    return recording.quantization, recording.draft_without_layers
+
+
+def _record_all(recordings: Sequence[Recording], target: str | None, quantization: str, leave_out: tuple[int, ...], out: Path) -> None:
+    """Record runs of one pair of models, one after the other."""
+    from .local_service import LocalService
+    from .options import Options
+    from .sources import describe
+    from .thin import thin_copy
+    with tempfile.TemporaryDirectory(prefix="specviz-") as work:
+        draft = str(thin_copy(describe(target or "default").path, leave_out, Path(work))) if leave_out else None
+        # not as the page opens it: what was chosen there last would take the default model's place
+        service = LocalService(Options(target=target, draft=draft, quantization=quantization, browser=False))
+        try:
+            while (status := service.status()).state == "loading":
+                time.sleep(0.1)
+            if status.state == "failed":
+                raise SpecvizError(status.message)
+            for recording in recordings:
+                trace = record(service, recording)
+                (out / recording.folder).mkdir(parents=True, exist_ok=True)
+                save(trace, out / recording.folder / f"{recording.file}.json")
+                print(_said(recording, trace), flush=True)
+        finally:
             service.close()
+
+
+def _said(recording: Recording, trace: Trace) -> str:
+    stats = trace.stats or {}
+
+    def number(name: str, digits: int) -> str:
+        return "–" if stats.get(name) is None else f"{stats[name]:.{digits}f}"
+    return (f"{recording.file}: {stats['num_tokens']} tokens, {number('tokens_per_step', 2)} per step, "
+            f"{number('tokens_per_s', 1)} tokens/s, plain {number('plain_tokens_per_s', 1)}, speed-up {number('speed_up', 2)}, "
+            f"identical: {(trace.compare or {}).get('identical')}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """The one door to the engine for screens, servers and benchmarks. It knows nothing of how a page looks."""
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .engine.option import Option
 from .engine.sampling import SamplingParams
 from .trace import PlainToken, StepTrace, Trace
 
 if TYPE_CHECKING:
     from .options import Options
 
-__all__ = ["ChatRequest", "Choice", "Inspection", "Line", "MethodInfo", "Offer", "Run", "Service", "Status", "open_service"]
+__all__ = ["ChatRequest", "Choice", "Inspection", "Line", "MethodInfo", "Offer", "Run", "Service", "Status", "Waiting", "open_service"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,15 @@ class Inspection:
 @dataclass(frozen=True, slots=True)
 class MethodInfo:
     """One drafting method as the menu shows it. reason: why it cannot run now ("" if it can). note: a caption, such as "untrained:
-    expect few accepted"."""
+    expect few accepted". options: what can be set for each request, with its defaults for the pair in use. fixed: how it drafts and
+    verifies is decided elsewhere, so a request's k, auto_k, options, verification and keep_probs mean nothing to it."""
     name: str
     label: str
     summary: str
     reason: str = ""
     note: str = ""
+    options: tuple[Option, ...] = ()
+    fixed: bool = False
 
     @property
     def available(self) -> bool:
@@ -106,7 +111,9 @@ class ChatRequest:
     An answer's "reasoning_content" is what the model thought before it; it enters the prompt only where the chat template asks for it.
 
     conversation: whose text this is. What the engine has read already is reused within one conversation, never across. verification: a
-    name in `engine.rules.RULES`.
+    name in `engine.rules.RULES`. prompt: a raw text to go on with, in place of messages. options: the method's own, (name, value) as
+    `MethodInfo.options` declares them; what is not named has its default. auto_k: the engine chooses how much to draft, step by step;
+    k is used while what steps cost here is not known yet.
     """
     messages: tuple[dict[str, str], ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -115,22 +122,39 @@ class ChatRequest:
     keep_probs: bool = True
     conversation: str = ""
     verification: str = "rejection"
+    prompt: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    auto_k: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A plain measurement that has no token yet, or no further one, because others are answered. num_answers: how many of them."""
+    num_answers: int
 
 
 class Run(Protocol):
-    """One answer being made. Iterate it once for its steps; it ends when the answer ends or after `cancel`."""
+    """One answer being made. Iterate it once for its steps; it ends when the answer ends or after `cancel`.
+
+    place: 0 once the engine works on it or it has ended; before, its number in the queue, 1 for the next one.
+    """
     meta: dict[str, Any]         # complete before the first step: target, drafter, method, config, requested?, sampling, prompt_tokens, ...
     text: str                    # the answer so far; text that may begin a stop string is held back
     reason: str                  # "" while running, then "eos", "stop", "length", "cancelled" or "error"
+    place: int
 
     def __iter__(self) -> Iterator[StepTrace]: ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its turn, at most so long. Returns whether it has come; also True when the answer has ended meanwhile."""
 
     def cancel(self) -> None:
         """End after the step in progress; what came so far is kept."""
 
-    def measure_plain(self, num_tokens: int = 128) -> Iterator[PlainToken]:
+    def measure_plain(self, num_tokens: int = 128) -> Iterator[PlainToken | Waiting]:
         """Decode the same prompt without a drafter, alone on the same engine, starting from the same cached prompt; continues where the
-        last call stopped. Ends early when a chat turn is submitted, on `cancel`, at the length of the answer, and when its pair goes."""
+        last call stopped. While others are answered it waits, and yields `Waiting` about twice a second, so that the reader can say so or
+        close it. Ends on `cancel`, at the length of the answer, and when its pair goes."""
 
     def trace(self) -> Trace:
         """Everything so far, with stats and comparison filled in."""
@@ -146,7 +170,9 @@ class Service(Protocol):
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         """Length of a conversation as a prompt, ready for the next answer; 0 until ready. Raises InputError as `submit` would."""
     def submit(self, request: ChatRequest) -> Run:
-        """Raises Busy, PromptTooLong, InputError. Ends any plain measurement in progress."""
+        """Raises Busy, TooManyRequests, PromptTooLong, InputError. Any plain measurement in progress makes way until nobody is answered."""
+    def forget(self, conversation: str) -> None:
+        """Drop what the engine keeps of an ended conversation."""
     def choice(self) -> Choice | None:
         """What the pair in use was loaded from; None while there is none."""
     def offers(self) -> list[Offer]:
@@ -170,8 +196,17 @@ class Service(Protocol):
 
 
 def open_service(options: Options) -> Service:
-    """The service for this machine's own engine; returns at once and loads in the background, see `Service.status`."""
+    """The service for this machine's own engine, or for another server; returns at once and loads in the background, see `Service.status`.
+
+    While the program runs it can be turned to another server and back (`attached.Attachable`); one that was named with --remote stays.
+    """
+    if options.remote:
+        from .remote_service import RemoteService
+        return RemoteService(options)
+    from .attached import Attachable
     from .default_model import default_cache_dir
     from .local_service import LocalService
     from .remembered import Remembered
-    return LocalService(options, remembered=None if options.public else Remembered(options.cache_dir or default_cache_dir()))
+    gc.freeze()                  # what the libraries made at import: later collections would look at it again, which stops the page
+    local = LocalService(options, remembered=None if options.public else Remembered(options.cache_dir or default_cache_dir()))
+    return Attachable(local, options)

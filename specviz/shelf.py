@@ -11,7 +11,7 @@ import torch
 
 from .catalog import Catalog, TargetCard
 from .check import Report, Row, check_pair
-from .checkpoint import check_weight_files
+from .checkpoint import check_weight_files, packed_as
 from .default_model import is_prepared
 from .errors import LoadError, SpecvizError
 from .head_source import find_heads, may_hold_heads
@@ -40,7 +40,7 @@ class Shelf:
         """All cards, those that fit first, small ones first. held_bytes: what unloading the pair in use would give back."""
         device = self._device()
         free_bytes = available(device) + held_bytes
-        offers = [self._offer(card, device.type, free_bytes) for card in self._catalog.targets]
+        offers = [offer for card in self._catalog.targets for offer in self._offers(card, device.type, free_bytes)]
         return sorted(offers, key=lambda offer: (bool(offer.fit), offer.source != "default", offer.num_parameters))
 
     def advice(self) -> list[Line]:
@@ -55,19 +55,22 @@ class Shelf:
         fitting = [offer for offer in self.offers(held_bytes) if not offer.fit and not offer.gated and offer.source != "default"]
         if not fitting:
             return None
-        best = max(fitting, key=lambda offer: offer.num_parameters)
-        quantization, card = best.quantizations[0], self._catalog.card(best.source)
-        packed = next((each for each in card.packed if each.quantization == quantization), None)
-        if packed is None or not best.download_bytes:
-            return best
-        weights = card.estimate(quantization, device="cuda").weights_bytes
-        return replace(best, source=packed.source, name=f"{best.name} ({quantization})", quantizations=("none",),
-                       download_bytes=0 if self._is_here(packed.source) else weights)
+        return max(fitting, key=lambda offer: (offer.num_parameters, -offer.download_bytes))
+
+    def _offers(self, card: TargetCard, kind: str, free_bytes: int) -> list[Offer]:
+        """The card, and the checkpoints that hold its weights packed already, where they would be packed on loading anyhow."""
+        offer = self._offer(card, kind, free_bytes)
+        packed = [each for each in card.packed if kind == "cuda" and not offer.fit and each.quantization == offer.quantizations[0]]
+        return [offer, *(replace(
+            offer, source=each.source, name=f"{card.name}, packed as {each.quantization}", quantizations=("none",),
+            summary=f"The same model in a smaller download, packed by others: {each.source}.",
+            download_bytes=0 if self._is_here(each.source) else card.estimate(each.quantization, device=kind).weights_bytes)
+            for each in packed)]
 
     def _offer(self, card: TargetCard, kind: str, free_bytes: int) -> Offer:
         needs = {name: card.estimate(name, device=kind) for name in QUANTIZATIONS[kind]}
         # on a CPU int8 is quicker and bit-exact; on CUDA weights as they are, if there is room, and 4 bits if not
-        wishes = ("int8", "none") if kind == "cpu" else ("none", "nf4", "int8", "fp4")
+        wishes = ("int8", "none") if kind == "cpu" else ("none", "nf4", "nf4-double", "int8", "fp4", "fp4-double")
         names = [name for name in wishes if name in needs]
         advised = next((name for name in names if needs[name].peak_bytes <= free_bytes), None)
         least = min(needs.values(), key=lambda need: need.peak_bytes)
@@ -95,10 +98,7 @@ class Shelf:
     def held_bytes(self, choice: Choice) -> int:
         """What a loaded pair holds, by the formula that judges the next one; 0 where that cannot be told. As `inspect`."""
         try:
-            placement = self._placement(choice)
-            drafter = sizes_of(self._described(choice.draft).config()) if choice.draft and not self._is_heads(choice.draft) else None
-            needed = estimate(sizes_of(self._described(choice.target).config()), self._quantization(placement), device=placement.device.type,
-                              dtype=placement.dtype, drafter=drafter)
+            needed = self._estimate(choice, self._described(choice.target), choice.draft, MAX_CONTEXT)
             return needed.weights_bytes + needed.drafter_bytes
         except SpecvizError:
             return 0
@@ -118,9 +118,9 @@ class Shelf:
         if choice.target == "default" and not is_prepared(self._options.cache_dir):
             if self._options.offline:
                 raise LoadError(f"{card.name} has not been fetched yet, and --offline forbids it.")
-            return self._judged(card.name, card.estimate(self._quantization(placement), device=placement.device.type), placement, held_bytes,
-                                lines, card.fetch_bytes)
-        target, draft, drafter = self._described(choice.target), choice.draft, None
+            needed = card.estimate(self._quantization(placement), device=placement.device.type)
+            return self._judged(card.name, needed, placement, held_bytes, lines, card.fetch_bytes)
+        target, draft = self._described(choice.target), choice.draft
         if draft and (later := self._unfetched_heads(draft)) != 0:
             lines.append(Line("note", f"{draft} holds drafting heads, which are fetched and tried while loading."))
             draft, download_bytes = None, later
@@ -129,15 +129,21 @@ class Shelf:
         lines += _lines(report)
         if not report.is_possible and not all(row.what == "memory" for row in report.rows if row.verdict == "no" and not _is_method(row)):
             return Inspection(tuple(lines), report.download_bytes)
-        if draft and not self._is_heads(draft):
-            drafter = sizes_of(self._described(draft).config())
-        config = target.config()
-        context = min(MAX_CONTEXT, int(getattr(config.get_text_config(), "max_position_embeddings", None) or MAX_CONTEXT))
-        needed = estimate(sizes_of(config), self._quantization(placement), context, device=placement.device.type, dtype=placement.dtype,
-                          drafter=drafter)
+        context = min(MAX_CONTEXT, int(getattr(target.config().get_text_config(), "max_position_embeddings", None) or MAX_CONTEXT))
+        needed = self._estimate(choice, target, draft, context)
+        placement = replace(placement, quantization=packed_as(target.config()) or placement.quantization)
         download_bytes = None if download_bytes is None else download_bytes + report.download_bytes
         lines += self._packed(card, placement, report.download_bytes)
         return self._judged(target.name, needed, placement, held_bytes, lines, download_bytes)
+
+    def _estimate(self, choice: Choice, target: Described, draft: str | None, context: int) -> Estimate:
+        """Files that are packed already keep their quantization, whatever was chosen."""
+        placement, config = self._placement(choice), target.config()
+        chosen = self._quantization(placement)
+        other = self._described(draft).config() if draft and not self._is_heads(draft) else None
+        return estimate(sizes_of(config), packed_as(config) or chosen, context, device=placement.device.type, dtype=placement.dtype,
+                        drafter=sizes_of(other) if other is not None else None,
+                        drafter_quantization=packed_as(other) or chosen if other is not None else None)
 
     def _judged(self, name: str, needed: Estimate, placement: Placement, held_bytes: int, lines: list[Line], download_bytes: int | None
                 ) -> Inspection:
@@ -159,8 +165,7 @@ class Shelf:
         if card is None or not download_bytes or placement.device.type != "cuda":
             return []
         return [Line("note", f"{each.source} holds these weights packed as {each.quantization}, a download of about "
-                             f"{gigabytes(card.estimate(each.quantization, device='cuda').weights_bytes)}: name it as your own, with "
-                             "quantization none.")
+                             f"{gigabytes(card.estimate(each.quantization, device='cuda').weights_bytes)}, with quantization none.")
                 for each in card.packed if each.quantization == placement.quantization]
 
     def _unfetched_heads(self, source: str) -> int | None:

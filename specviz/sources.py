@@ -11,9 +11,9 @@ from pathlib import Path
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from .checkpoint import read_config, read_tokenizer
-from .default_model import DEFAULT, Progress, is_prepared, model_folder, default_cache_dir, prepare_default
+from .default_model import DEFAULT, Progress, is_prepared, model_folder, default_cache_dir, prepare_default, silent
 from .errors import LoadError
-from .gguf_file import read_gguf_description
+from .gguf_file import read_gguf_config, read_gguf_tokenizer
 from .hub import HubModel, fetch_small_files, fetch_weights, is_hub_id
 
 __all__ = ["Described", "describe", "fetch"]
@@ -36,10 +36,10 @@ class Described:
 
     def config(self) -> PretrainedConfig:
         """The configuration of a causal language model. Raises LoadError."""
-        return read_gguf_description(self.path)[0] if self.kind == "gguf" else read_config(self.path, self.name)
+        return read_gguf_config(self.path) if self.kind == "gguf" else read_config(self.path, self.name)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return read_gguf_description(self.path)[1] if self.kind == "gguf" else read_tokenizer(self.path, self.name)
+        return read_gguf_tokenizer(self.path) if self.kind == "gguf" else read_tokenizer(self.path, self.name)
 
 
 def describe(source: str, *, cache_dir: Path | None = None, offline: bool = False, progress: Progress | None = None,
@@ -62,9 +62,7 @@ def describe(source: str, *, cache_dir: Path | None = None, offline: bool = Fals
         return Described("folder", source, path.resolve().name, path)
     if not is_hub_id(source):
         raise LoadError(f"There is no file or folder {source}; give a folder with config.json, a .gguf file, or a hub id (owner/name).")
-    if progress is not None:
-        progress(f"Looking for {source}" + (" in the hub's cache" if offline else " on the hub"), None)
-    model = fetch_small_files(source, offline)
+    model = fetch_small_files(source, offline, progress or silent)
     return Described("hub", source, model.repo, model.folder, model.weights_bytes, {"revision": model.commit}, model)
 
 

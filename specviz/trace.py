@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from .errors import TraceError
 
-__all__ = ["CacheTrace", "EmittedToken", "FORMAT", "MAX_BYTES", "NodeTrace", "PlainToken", "ResidualTrace", "StepTrace", "TopTrace",
-           "Trace", "VERSION", "dumps", "load", "loads", "save", "to_dict"]
+__all__ = ["CacheTrace", "ChoiceTrace", "EmittedToken", "FORMAT", "MAX_BYTES", "NodeTrace", "PlainToken", "ResidualTrace", "StepTrace",
+           "TopTrace", "Trace", "VERSION", "dumps", "load", "loads", "save", "step_from", "to_dict"]
 
 FORMAT = "specviz-trace"
 VERSION = 1
@@ -26,6 +26,7 @@ NODE_STATES = ("accepted", "rejected", "unjudged", "window")
 ORIGINS = ("draft", "correction", "bonus", "plain")
 KINDS = ("prefill", "spec", "plain", "unknown")
 SOURCES = ("exact", "inferred", "aggregate")
+REASONS = ("start", "pays", "probe", "off", "bound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,21 @@ class ResidualTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceTrace:
+    """What the autopilot chose for a step: at most `k` draft tokens, and why.
+
+    `why` is one of "start" (little seen so far), "pays", "probe" (a look whether it pays again), "off" (it does not pay) and "bound" (it
+    might pay, but the run has used up what it may lose). `tokens` and `cost` are what it expected: tokens, and plain steps' worth of time.
+    `method` is given where it may choose that too.
+    """
+    k: int
+    why: str
+    tokens: float = 1.0
+    cost: float = 1.0
+    method: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StepTrace:
     """One decoding step of one sequence.
 
@@ -102,7 +118,10 @@ class StepTrace:
     method has several; `num_pooled` counts the n-grams in Lookahead's pool. `num_prompt_tokens` counts the prompt tokens read
     in a prefill step, `num_reused` those taken over from an earlier conversation. `rule` is the verification rule that judged this step,
     where it is not the run's own (a rule for chains leaves trees to another one). `margin` is given for sampled tokens of plain steps
-    whose run is compared token by token: how far the token was ahead of the next best in the draw, in log-probability.
+    whose run is compared token by token: how far the token was ahead of the next best in the draw, in log-probability. `disturbed` says
+    what else this machine was busy with, such as "a model was loading"; the step's times are then good for no comparison. `choice` is the autopilot's,
+    where one is on. `draft_device_ms` and `verify_device_ms` are what a GPU took by its own events, where it works behind the host: the rest of
+    `draft_ms` and `verify_ms` is handing work over and waiting.
     """
     kind: str
     t0_ms: float
@@ -127,18 +146,23 @@ class StepTrace:
     num_pooled: int | None = None
     rule: str = ""
     margin: float | None = None
+    disturbed: str = ""
+    choice: ChoiceTrace | None = None
+    draft_device_ms: float | None = None
+    verify_device_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlainToken:
     """One token of the plain run measured on the same engine: `t_ms` at its end since the first decode step, `ms` it took itself,
     `margin` the gap between the target's two largest log-probabilities where it was chosen, or between the two best draws where the run
-    samples (see `StepTrace`)."""
+    samples (see `StepTrace`), `disturbed` as there."""
     id: int | None
     text: str
     t_ms: float
     ms: float
     margin: float | None = None
+    disturbed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +196,13 @@ def to_dict(record: Any) -> dict[str, Any]:
         if default is MISSING or value != default:
             data[name] = value if name in _OPAQUE else _encoded(value, name)
     return data
+
+
+def step_from(data: Any) -> StepTrace:
+    """A step from what `to_dict` made of it, by way of JSON. Raises TraceError."""
+    step = _record(StepTrace, data, "step")
+    _check_step(step, "step")
+    return step
 
 
 def dumps(trace: Trace) -> str:
@@ -350,7 +381,7 @@ def _value(hint: Any, data: Any, where: str, name: str) -> Any:
 
 
 _PROBS = ("q", "p", "accept_prob", "u", "p_t1", "q_t1", "rows")
-_WORDS = {"state": NODE_STATES, "origin": ORIGINS, "kind": KINDS, "source": SOURCES}
+_WORDS = {"state": NODE_STATES, "origin": ORIGINS, "kind": KINDS, "source": SOURCES, "why": REASONS}
 
 
 def _scalar(hint: type, data: Any, where: str, name: str) -> Any:

@@ -1,7 +1,7 @@
 """Settings that must stand before torch and Gradio are imported by any test."""
 import os
 
-os.environ["OMP_WAIT_POLICY"] = "passive"                 # two busy-waiting threads are slower than one on shared cores
+from specviz.environment import ENVIRONMENT
+
+os.environ.update(ENVIRONMENT)                            # huge pages, and no busy-waiting threads: several times as fast in a virtual machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"

@@ -1,7 +1,7 @@
 """A small engine around tiny random models, for tests. It knows nothing of tokenizers: text is token ids separated by spaces."""
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,9 @@ from tiny import tiny_model
 from specviz.drafters import DRAFTERS, Parts
 from specviz.engine.drafting import Drafter, DraftSettings
 from specviz.engine.engine import Engine
+from specviz.engine.graphs import StaticSteps
 from specviz.engine.model import LanguageModel
+from specviz.engine.option import settled
 from specviz.engine.record import Recorder
 from specviz.engine.rules import RULES
 from specviz.engine.sampling import SamplingParams
@@ -58,26 +60,28 @@ class Lab:
     """
 
     def __init__(self, family: str = "llama", *, dtype: torch.dtype = torch.float64, capacity: int = 256, precision: str = "none",
-                 max_rows: int = 8, token_budget: int = 256, max_parked: int = 4, likeness: float = 0.9, exact: bool = True) -> None:
+                 max_rows: int = 8, token_budget: int = 256, max_parked: int = 4, max_tokens: int | None = None, likeness: float = 0.9, exact: bool = True,
+                 static: StaticSteps | None = None) -> None:
         target, draft = tiny_model(family, dtype=dtype), tiny_model(family, seed=1, dtype=dtype)
         with torch.no_grad():
             for ours, theirs in zip(draft.parameters(), target.parameters()):
                 ours.lerp_(theirs, likeness)
-        self.target = LanguageModel(target, precision=precision, exact=exact)
-        self.draft = LanguageModel(draft, precision=precision, exact=exact)
+        self.target = LanguageModel(target, precision=precision, exact=exact, static=static)
+        self.draft = LanguageModel(draft, precision=precision, exact=exact, static=static)
         self.cache = self.target.new_cache(capacity)
         self.parts = Parts(self.target, self.cache, self.draft, heads=random_heads(self.target))
         self.engine = Engine(self.target, self.cache, Recorder(str), Scheduler(self.cache, max_rows=max_rows, token_budget=token_budget,
-                                                                             max_parked=max_parked))
+                                                                             max_parked=max_parked, max_tokens=max_tokens))
         self.drafters: dict[str, Drafter] = {name: method.create(self.parts) for name, method in DRAFTERS.items()}
         self.results: dict[int, Result] = {}
 
     def add(self, prompt: Seq[int], method: str | Drafter = "plain", k: int = 4, *, eos: Seq[int] = (), scope: str = "",
-            rule: str = "rejection", **params: object) -> Result:
-        """Queue a request; parameters are those of `SamplingParams`."""
+            rule: str = "rejection", options: Mapping[str, object] | None = None, **params: object) -> Result:
+        """Queue a request; parameters are those of `SamplingParams`. options: the method's, the others at their defaults."""
         drafter = self.drafters[method] if isinstance(method, str) else method
         sampling = SamplingParams(**{"max_new_tokens": 24, **params})
-        request = self.engine.add(prompt, sampling, drafter, DraftSettings(k), IdText(sampling.stop), eos_ids=frozenset(eos), scope=scope,
+        settings = settled(DRAFTERS[drafter.name].options(self.parts), options, drafter.name) if options is not None else ()
+        request = self.engine.add(prompt, sampling, drafter, DraftSettings(k, settings), IdText(sampling.stop), eos_ids=frozenset(eos), scope=scope,
                                   rule=RULES[rule])
         result = self.results[request] = Result(self.engine._sequences[request])
         return result

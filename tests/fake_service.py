@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from specviz import metrics
+from specviz.engine.option import Option, settled
 from specviz.engine.rules import RULES
 from specviz.errors import Busy, NotEnoughMemory, PromptTooLong
 from specviz.service import ChatRequest, Choice, Inspection, Line, MethodInfo, Offer, Status
@@ -26,9 +27,14 @@ ANSWER = ("Speculative decoding lets a small model guess the next few tokens. Th
           "the ones it agrees with and corrects the first one it does not. The text is the same as before, it only arrives sooner.")
 METHODS = [
     MethodInfo("plain", "Plain decoding", "One token per step, no drafts: the baseline."),
-    MethodInfo("prompt_lookup", "Prompt lookup", "Copies drafts from the text so far."),
+    MethodInfo("prompt_lookup", "Prompt lookup", "Copies drafts from the text so far.", options=(
+        Option("min_match", "Shortest match", "whole", 2, "Tokens that must have appeared before.", 1, 16),
+        Option("share", "Smallest share", "number", 0.25, "Of the places that match.", 0, 1),
+        Option("branches", "Branches", "flag", True, "Draft a tree; off is a chain."),
+        Option("first", "Looks text up by", "choice", "suffix", "What is asked first.", choices=(("suffix", "suffix decoding"), ("words", "words"))))),
     MethodInfo("draft_model", "Draft model", "A small model guesses.", reason="no draft model is loaded; start with --draft"),
-    MethodInfo("medusa", "Medusa", "Extra heads guess several tokens.", note="untrained: expect few accepted"),
+    MethodInfo("medusa", "Medusa", "Extra heads guess several tokens.", note="untrained: expect few accepted", options=(
+        Option("tree", "Tree", "text", "best", "best, chain, or paths."), Option("depth", "Heads used", "whole", 4, "How far ahead.", 1, 4))),
 ]
 OFFERS = [
     Offer("tiny/one", "Tiny-1B", "Small and quick.", "Apache-2.0", 2048, 1_000_000_000, 0, 1_200_000_000, "", ("tiny/draft",), ("int8", "none")),
@@ -55,6 +61,8 @@ class FakeRun:
     def __init__(self, service: FakeService, request: ChatRequest, answer: str, number: int) -> None:
         self._service, self._request, self._answer = service, request, answer
         limit = request.sampling.max_new_tokens
+        info = next(info for info in METHODS if info.name == request.method)
+        options = settled(info.options, dict(request.options), info.label)
         for stop in request.sampling.stop:
             answer, found, _ = answer.partition(stop)
             if found:
@@ -75,11 +83,23 @@ class FakeRun:
         self.meta: dict[str, Any] = {
             "target": service.config_now["target"], "drafter": None, "method": request.method, "run": number,
             "method_label": next(info.label for info in METHODS if info.name == request.method),
-            "config": {**service.config_now, "method": request.method, "k": request.k if request.method != "plain" else 0},
+            "config": {**service.config_now, "method": request.method, "k": request.k if request.method != "plain" else 0,
+                       "options": dict(options), "changed_options": [name for name, _ in request.options]},
             "sampling": {"temperature": request.sampling.temperature, "seed": request.sampling.seed,
                          "max_new_tokens": request.sampling.max_new_tokens},
             "prompt": prompt, "prompt_tokens": self.num_prompt_tokens, "clock": "perf_counter",
             "verification": request.verification, "promise": RULES[request.verification].promise}
+
+    @property
+    def place(self) -> int:
+        ahead = [run for run in self._service.runs[:self.meta["run"] - 1] if not (run.reason or run._cancelled.is_set())]
+        return 0 if self.reason or self._cancelled.is_set() else max(0, len(ahead) - self._service.num_rows + 1)
+
+    def wait(self, timeout_s: float) -> bool:
+        end_s = time.monotonic() + timeout_s
+        while self.place and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return not self.place
 
     def __iter__(self) -> Iterator[StepTrace]:
         begin = time.perf_counter()
@@ -141,6 +161,8 @@ class FakeRun:
             time.sleep(self._service.pause_s)
 
     def cancel(self) -> None:
+        if self.place:                                       # it never began
+            self.reason = "cancelled"
         self._cancelled.set()
 
     def measure_plain(self, num_tokens: int = 128) -> Iterator[PlainToken]:
@@ -178,6 +200,8 @@ class FakeService:
         self.requests: list[ChatRequest] = []
         self.runs: list[FakeRun] = []
         self.closed = False
+        self.num_rows = 1_000                                # answers at a time; whoever comes later waits
+        self.forgotten: list[str] = []
         self.choice_now: Choice | None = Choice("tiny/one") if state == "ready" else None
         self.inspections: dict[str, Inspection] = {}         # by target; others are possible, with the download of their offer
         self.load_problems: dict[str, str] = {}              # target -> why loading fails
@@ -218,6 +242,9 @@ class FakeService:
         answer = self.answer.get(last, ANSWER) if isinstance(self.answer, dict) else self.answer
         self.runs.append(FakeRun(self, request, answer, len(self.requests)))
         return self.runs[-1]
+
+    def forget(self, conversation: str) -> None:
+        self.forgotten.append(conversation)
 
     def choice(self) -> Choice | None:
         return self.choice_now

@@ -17,7 +17,7 @@ from specviz.drafters import Heads
 from specviz.drafters.checkpoints import checked_heads
 from specviz.engine.model import LanguageModel
 
-__all__ = ["eagle", "eagle3", "medusa", "random_heads", "write"]
+__all__ = ["eagle", "eagle3", "exit_adapter", "medusa", "random_heads", "write"]
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, INNER = 4, 2, 16, 96
 Checkpoint = tuple[dict[str, Any], dict[str, Tensor]]
@@ -77,9 +77,22 @@ def medusa(target: LanguageModel, seed: int = 0, num_heads: int = 4, lm_heads: b
     return {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "tiny", **({} if lm_heads else {"version": "2"})}, tensors
 
 
+def exit_adapter(target: LanguageModel, seed: int = 0, mlp: bool = True, exit_layer: int | None = 1, num_own: int = 0) -> Checkpoint:
+    """An adapter behind the first layers: Kangaroo's names, with an MLP as specviz's own have it, or without as published. num_own: size of
+    a vocabulary of its own, whose LM head is made of the target's rows."""
+    new, size = _Random(seed), target.config.hidden_size
+    tensors = {f"layers.0.input_layernorm.weight": new(size), "norm.weight": new(size), **layer_tensors("layers.0.", size, size, new)}
+    if not mlp:
+        tensors = {name: tensor for name, tensor in tensors.items() if "mlp" not in name and "post_attention" not in name}
+    if num_own:
+        tensors["d2t"] = torch.arange(num_own) * 2
+    config = layer_config(target, model_type="llama", architectures=["AdapterModel"])
+    return config | ({"specviz": {"kind": "exit_adapter", "exit_layer": exit_layer}} if exit_layer else {}), tensors
+
+
 def random_heads(target: LanguageModel, seed: int = 0, lm_heads: bool = True) -> dict[str, Heads]:
     """One of each kind for a target, checked as a loaded file would be. lm_heads: whether Medusa's heads have their own, large ones."""
-    made = (eagle(target, seed), eagle3(target, seed + 1), medusa(target, seed + 2, lm_heads=lm_heads))
+    made = (eagle(target, seed), eagle3(target, seed + 1), medusa(target, seed + 2, lm_heads=lm_heads), exit_adapter(target, seed + 3))
     heads = [checked_heads(tensors, config, "random heads", target, "the tiny target") for config, tensors in made]
     return {each.kind: each for each in heads}
 

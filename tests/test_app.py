@@ -17,6 +17,7 @@ from fake_service import ANSWER, FakeService
 
 import app
 from specviz.errors import InputError, LoadError, SpecvizError
+from specviz.limits import Limits
 from specviz.options import Options, parse
 from specviz.trace import dumps
 
@@ -52,11 +53,12 @@ def test_defaults_are_this_machine_only():
 
 def test_every_flag_reaches_the_options():
     line = ("--host 0.0.0.0 --port 80 --no-browser --share --auth me:a:b --root-path /x --target T --draft D --device cuda:1 --dtype bfloat16 "
-            "--quantization nf4 --method eagle --k 7 --threads 3 --cache-dir /c --trace t.json --offline --no-history")
+            "--quantization nf4 --method eagle --k 7 --option depth=3 --option tree=0,0.0 --threads 3 --cache-dir /c --trace t.json --offline --no-history")
     options = parse(line.split(), {})
     assert options == Options(target="T", draft="D", device="cuda:1", dtype="bfloat16", quantization="nf4", method="eagle", k=7, threads=3,
+                              method_options=(("depth", "3"), ("tree", "0,0.0")),
                               cache_dir=Path("/c"), offline=True, trace=Path("t.json"), host="0.0.0.0", port=80, browser=False, share=True,
-                              auth=("me", "a:b"), root_path="/x", history=False)
+                              auth=("me", "a:b"), root_path="/x", history=False, limits=Limits(per_minute=30))
 
 
 @pytest.mark.parametrize("argv", [["--share"], ["--host", "0.0.0.0"], ["--host", "192.168.1.5"]])
@@ -196,6 +198,23 @@ def test_the_program_starts_without_a_model_and_ends_on_ctrl_c(tmp_path):
     assert process.returncode == 0
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no interval timer")
+def test_a_signal_at_any_moment_of_the_wait_ends_it():
+    """A handler that takes a lock the interrupted wait already holds would stop the program for ever: the signal comes at 5000 moments."""
+    held = signal.getsignal(signal.SIGALRM)
+    try:
+        for number in range(5000):
+            stop = app.Stop()
+            signal.signal(signal.SIGALRM, stop.ask)
+            signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 60))
+            while not stop.wait(0.01):
+                pass
+            assert stop.wait(0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, held)
+
+
 # ---- the public endpoint ----------------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
@@ -223,12 +242,13 @@ def test_only_one_endpoint_is_public(client):
 def test_generate_gives_text_stats_and_trace(served, client):
     """The last value holds the whole answer; those before it are beginnings of it."""
     from specviz.trace import loads
-    job = client.submit("Tell me", "Be brief.", "", 4, 0.0, 1, 200, api_name="/generate")
+    job = client.submit("Tell me", "Be brief.", "", 4, 0.0, 1, 200, options={"min_match": 7, "branches": False}, api_name="/generate")
     result = job.result(timeout=60)
     assert result["text"] == ANSWER and result["stats"]["num_accepted_draft_tokens"] > 0
     assert len(loads(json.dumps(result["trace"])).steps) == result["stats"]["num_steps"] + 1
     assert all(ANSWER.startswith(part["text"]) for part in job.outputs())
     request = served[0].requests[-1]
+    assert dict(request.options) == {"min_match": 7, "branches": False}
     assert (request.method, request.k, request.sampling.seed, request.messages[0]["content"]) == ("prompt_lookup", 4, 1, "Be brief.")
 
 
@@ -238,6 +258,8 @@ def test_generate_errors_are_sentences(served, client):
         client.predict("  ", api_name="/generate")
     with pytest.raises(AppError, match="longer than 400 tokens"):
         client.predict("word " * 500, api_name="/generate")
+    with pytest.raises(AppError, match="min_match is 99; expected a whole number from 1 to 16"):
+        client.predict("Hi", options={"min_match": 99}, api_name="/generate")
 
 
 def test_generate_can_be_cancelled(served, client):
@@ -257,13 +279,16 @@ def test_generate_can_be_cancelled(served, client):
         served[0].pause_s = 0.01
 
 
-def test_turns_wait_for_each_other(served, client):
-    """Two answers at once would disturb each other's times: the second starts when the first has ended."""
+def test_turns_go_to_the_service_at_once(served, client):
+    """The engine batches and has a queue of its own, so the page holds nobody back: three questions are with it before one is answered."""
     before = len(served[0].runs)
-    jobs = [client.submit(f"Question {i}", api_name="/generate") for i in range(3)]
-    most = 0
-    while not all(job.done() for job in jobs):
-        runs = served[0].runs[before:]
-        most = max(most, sum(not run.reason for run in runs))
-        time.sleep(0.01)
-    assert [job.result()["text"] for job in jobs] == [ANSWER] * 3 and most == 1
+    served[0].pause_s = 0.5
+    try:
+        jobs = [client.submit(f"Question {i}", api_name="/generate") for i in range(3)]
+        deadline = time.monotonic() + 30
+        while len(served[0].runs) < before + 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [run.reason for run in served[0].runs[before:]] == [""] * 3
+    finally:
+        served[0].pause_s = 0.01
+    assert [job.result()["text"] for job in jobs] == [ANSWER] * 3

@@ -11,7 +11,7 @@ from tiny import save_tiny, tiny_model, tiny_tokenizer
 from transformers import AutoConfig
 
 from specviz import check, machine
-from specviz.catalog import Catalog
+from specviz.catalog import MODELS_DIR, Catalog
 from specviz.check import check_pair, main
 from specviz.drafters import DRAFTERS, Parts
 from specviz.engine.model import LanguageModel
@@ -51,6 +51,21 @@ def test_a_good_pair_needs_no_weights(tmp_path, catalog):
     assert found["target"][1].startswith("llama, ") and "3 layers" in found["target"][1]
     assert [what for what in found if what.startswith("method: ")] == [f"method: {method.label}" for method in DRAFTERS.values()]
     assert report.text().endswith("This pair can be used.")
+
+
+def test_the_default_model_is_judged_with_what_opens_beside_it(tmp_path, monkeypatch):
+    """Methods whose drafters come with a target's card are possible without naming one, and what is no drafter by itself says so."""
+    catalog = Catalog(cache_dir=tmp_path)
+    shipped = MODELS_DIR / "smollm2-135m-instruct"
+    side = check._side
+    bare = without_weights(save_tiny(tmp_path / "large", "llama", hidden_size=576, num_hidden_layers=30, vocab_size=49152,
+                                     tie_word_embeddings=True))
+    monkeypatch.setattr(check, "_side", lambda catalog, name, placement: side(catalog, str(bare), placement))
+    found = rows(check_pair("default", catalog=catalog))
+    assert found["drafters"][0] == "ok" and "Medusa heads, an EAGLE head" in found["drafters"][1]
+    assert all(found[f"method: {name}"] == ("ok", "Possible.") for name in ("Draft model", "Medusa", "EAGLE-2", "Early exit, trained"))
+    report = check_pair("default", str(shipped / "draft_model"), catalog=catalog)
+    assert not report.is_possible and "opens by itself beside that target" in rows(report)["drafter"][1]
 
 
 def test_methods_are_judged_as_with_loaded_models(tmp_path, catalog):

@@ -136,6 +136,28 @@ def test_spellings_mean_the_same_head(lab, tmp_path):
             assert first.keys() == other.keys() and all(torch.equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("content", [list, torch.tensor], ids=["list", "tensor"])
+def test_a_list_of_tokens_beside_an_eagle_head(lab, tmp_path, file, content):
+    """FR-Spec's file of frequent tokens, whatever it is called: the head guesses among these, by the target's own rows for them. Files of another
+    kind are left alone, and a list that names tokens the target does not have is refused."""
+    ids = sorted(torch.randperm(384, generator=torch.Generator().manual_seed(3))[:60].tolist())
+    folder = head_files.write(tmp_path / "heads", head_files.eagle(lab.target), file)
+    if file.endswith(".safetensors"):
+        torch.save({"step": torch.ones(3)}, folder / "a_training_state.pt")
+    torch.save(content(ids), folder / "any name.pt")
+    heads = load_heads(folder, "heads", lab.target, "tiny")
+    assert heads.kind == "eagle" and (torch.arange(60) + heads.tensors["d2t"]).tolist() == ids
+    parts, prompt = Parts(lab.target, lab.cache, heads={"eagle": heads}), repeating_prompt(15)
+    result = lab.run(prompt, DRAFTERS["eagle2"].create(parts), k=9, max_new_tokens=14, scope=f"hot {file} {content}")
+    assert result.tokens == lab.run(prompt, max_new_tokens=14, scope="plain").tokens
+    drafted = {node.id for step in result.steps for node in step.nodes}
+    assert len(drafted) > 5 and drafted <= set(ids)
+    torch.save(content([5, 384]), folder / "any name.pt")
+    with pytest.raises(LoadError, match="names token 384, the target has 384"):
+        load_heads(folder, "heads", lab.target, "tiny")
+
+
 def test_files_and_folders_may_be_called_anything(lab, tmp_path):
     """What a checkpoint is, is in its tensors: Medusa heads in a file that says eagle3 are Medusa heads."""
     assert head_kind(head_files.write(tmp_path / "eagle3", head_files.medusa(lab.target), "eagle3.safetensors"), "heads") == "medusa"
@@ -194,10 +216,16 @@ REFUSALS: dict[str, tuple[Callable, str]] = {
     "a vocabulary map of another length": (lambda t: without(head_files.eagle3(t), draft_vocab_size=99),
                                            r"lm_head.weight is \[100, 64\], expected \[99, 64\]"),
     "a vocabulary map to nowhere": (changed(head_files.eagle3, d2t=torch.full((100,), 384)), "names token 483, the target has 384"),
+    "two layers, SGLang's spelling": (changed(head_files.eagle3, **head_files.layer_tensors("additional_layers.0.", 64, 128, head_files._Random(0))),
+                                      "no place in a one-layer EAGLE-3 head, first additional_layers.0"),
+    "half of HASS's norms": (changed(head_files.eagle, **{"embedding_layernorm.weight": torch.ones(64)}), "expected both or none"),
+    "YaRN without its factor": (lambda t: without(head_files.eagle(t), rope_scaling={"rope_type": "yarn"}), "factor = None; expected a positive"),
+    "taps that are no list": (lambda t: without(head_files.eagle3(t), eagle_aux_hidden_state_layer_ids="2"), "expected a list of layer numbers"),
+    "ReDrafter": (lambda t: ({}, {"rnn_u.weight": torch.ones(4, 4)}), "ReDrafter heads"),
     "two layers": (changed(head_files.eagle3, **head_files.layer_tensors("layers.1.", 64, 128, head_files._Random(0))),
                    "no place in a one-layer EAGLE-3 head, first layers.1"),
-    "rotary positions": (lambda t: without(head_files.eagle(t), rope_scaling={"rope_type": "yarn", "factor": 4.0}),
-                         "'yarn'; expected default, linear, llama3"),
+    "rotary positions": (lambda t: without(head_files.eagle(t), rope_scaling={"rope_type": "longrope", "factor": 4.0}),
+                         "'longrope'; expected default, linear, llama3, yarn"),
     "an activation": (lambda t: without(head_files.eagle(t), hidden_act="gelu"), "'gelu'; expected silu"),
     "a number that is none": (lambda t: without(head_files.eagle(t), num_attention_heads="many"), "num_attention_heads = 'many'"),
     "P-EAGLE": (changed(head_files.eagle3, mask_hidden=torch.ones(1, 192)), "P-EAGLE heads, a method that specviz does not have"),
@@ -271,7 +299,7 @@ def test_hub_repositories_are_judged_by_their_configuration_first(lab, tmp_path,
     repos = {"who/heads": head_files.write(tmp_path / "repo", head_files.eagle3(lab.target), file), "who/model": save_tiny(tmp_path / "model")}
     asked = []
 
-    def fetch(source, offline, patterns):
+    def fetch(source, offline, patterns, progress=None):
         asked.append((source, tuple(patterns)))
         folder = tmp_path / "cache" / source
         folder.mkdir(parents=True, exist_ok=True)
@@ -300,7 +328,7 @@ def knowing(lab: Lab, tokens: list[int], kind: str = "eagle3", wrong_every: int 
     wanted[::wrong_every] = (wanted[::wrong_every] + 1) % 384
     with torch.inference_mode():
         if head:
-            read = head.forward([feed], torch.tensor(tokens[1:]), head.fuse(output.hidden[:-1])).read
+            _, read = head.read([feed], torch.tensor(tokens[1:]), head.fuse(output.hidden[:-1]))
         else:
             state = output.hidden[:-1]
             read = state + F.silu(F.linear(state, tensors["0.0.linear.weight"].double(), tensors["0.0.linear.bias"].double()))

@@ -39,7 +39,7 @@ def test_shapes_are_trees_of_the_asked_size(depth, width):
         draft = Draft(tuple(range(len(parents))), parents)
         assert list(draft.depths) == sorted(draft.depths) and max(draft.depths, default=0) <= depth
         assert max((len(draft.children(node)) for node in range(ROOT, len(draft))), default=0) <= width
-        real_width = min(width, 4)                       # the table of supposed chances ends there
+        real_width = min(width, 8)                       # the table of supposed chances ends there
         assert len(draft) == min(num_nodes, sum(real_width**level for level in range(1, depth + 1)))
         assert width > 1 or draft.is_chain
     assert shape(2, 1, 3) == (ROOT, ROOT) and shape(4, 0, 2) == ()

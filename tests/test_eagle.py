@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import head_files
 import pytest
@@ -13,11 +14,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from specviz.drafters import DRAFTERS, Parts
 from specviz.drafters.checkpoints import checked_heads
+from specviz.drafters.decoder_layer import rope_frequencies
 from specviz.drafters.eagle import Eagle, Eagle2, Eagle3
-from specviz.drafters.eagle_head import EagleHead, rope_frequencies
+from specviz.drafters.eagle_head import EagleHead
 from specviz.drafters.hybrid import Hybrid, hybrid
 from specviz.drafters.static_tree import chain_tree
 from specviz.drafters.suffix import Suffix
+from specviz.drafters.worth import least_node, least_path
 from specviz.engine.cache import KVCache
 from specviz.engine.draft import ROOT
 from specviz.engine.engine import Engine
@@ -52,7 +55,10 @@ def plain_head(kind: str, tensors, config, target: LanguageModel, tokens: list[i
         residual = normed if config.get("norm_before_residual") else features
         inner = torch.cat([norm(embedded, "layers.0.input_layernorm"), normed], -1)
     else:
-        residual = inner = linear(torch.cat([embedded, torch.cat([states, *(each[None] for each in carried)])], -1), "fc")
+        states = torch.cat([states, *(each[None] for each in carried)])
+        if "embedding_layernorm.weight" in t:                # HASS
+            embedded, states = norm(embedded, "embedding_layernorm"), norm(states, "hidden_states_layernorm")
+        residual = inner = linear(torch.cat([embedded, states], -1), "fc")
     num_tokens, heads, groups, size = len(tokens), head_files.NUM_HEADS, head_files.NUM_KV_HEADS, head_files.HEAD_DIM
     query, key, value = (linear(inner, f"layers.0.self_attn.{x}_proj").view(1, num_tokens, -1, size).transpose(1, 2) for x in "qkv")
     rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=64, num_attention_heads=heads, head_dim=size, rope_theta=config["rope_theta"]))
@@ -75,6 +81,8 @@ def plain_head(kind: str, tensors, config, target: LanguageModel, tokens: list[i
 def checkpoint(kind: str, target: LanguageModel, flags=None):
     config, tensors = head_files.eagle(target) if kind == "eagle" else head_files.eagle3(target)
     new = head_files._Random(9)
+    if (flags or {}).get("add_para_norm"):
+        tensors["embedding_layernorm.weight"], tensors["hidden_states_layernorm.weight"] = new(64), new(64)
     if (flags or {}).get("norm_before_fc"):
         tensors["input_norm.weight"] = new(3 * 64)
     if (flags or {}).get("fc_norm"):
@@ -87,7 +95,8 @@ def true_states(lab: Lab, tokens: list[int], needs: tuple[int, ...]) -> torch.Te
     return lab.target.forward([Row(cache.allocate(), tokens)], cache, hidden=needs)[0].hidden
 
 
-@pytest.mark.parametrize("kind, flags", [("eagle", {}), *(("eagle3", flags) for flags in FLAGS.values())], ids=["eagle", *FLAGS])
+@pytest.mark.parametrize("kind, flags", [("eagle", {}), ("eagle", {"add_para_norm": True}), *(("eagle3", flags) for flags in FLAGS.values())],
+                         ids=["eagle", "as HASS's", *FLAGS])
 def test_a_head_computes_what_its_paper_says(kind, flags):
     """Two forwards through the cache equal the plain implementation over the whole text, for every norm setting that is in use."""
     lab = Lab()
@@ -99,11 +108,14 @@ def test_a_head_computes_what_its_paper_says(kind, flags):
     cache = KVCache(64)
     row = cache.allocate()
     for start, end in ((0, 8), (8, 13)):
-        guess = head.forward([cache.stage(row, end - start)], torch.tensor(text[1:][start:end]), head.fuse(states[start:end]))
-        ours = head.log_probs(guess.read)
+        guess = head.guess([cache.stage(row, end - start)], text[1:][start:end], head.fuse(states[start:end]), range(end - start), 5)
+        ours = guess.logits.log_softmax(-1)
         ids = head.token_ids if head.token_ids is not None else torch.arange(lab.target.num_tokens)
         torch.testing.assert_close(ours, expected[start:end, ids], rtol=0, atol=1e-6)     # the rotary angles are float32 in both
         torch.testing.assert_close(guess.carried, carried[start:end], rtol=0, atol=1e-6)
+        best = expected[start:end].topk(5, -1)
+        assert guess.tokens == best.indices.tolist()
+        torch.testing.assert_close(torch.tensor(guess.log_probs).double(), best.values, rtol=0, atol=1e-5)
         cache.keep(row, range(end - start))
 
 
@@ -226,7 +238,7 @@ def test_guessed_states_give_way_to_the_target_s_own(name):
         if length:
             cold = KVCache(256)
             row = cold.allocate()
-            drafter._head.forward([cold.stage(row, length)], torch.tensor(tokens[1:length + 1]), drafter._head.fuse(states[:length]))
+            drafter._head.guess([cold.stage(row, length)], tokens[1:length + 1], drafter._head.fuse(states[:length]), ())
             for ours, theirs in zip(stored(drafter._cache, state.row), stored(cold, row)):
                 torch.testing.assert_close(ours[:, :length], theirs[:, :length], rtol=0, atol=1e-6)
     assert result.tokens == plain and len(bystander.tokens) == 30
@@ -289,11 +301,17 @@ def test_only_tokens_that_the_target_has_are_proposed():
 
 @pytest.mark.parametrize("rope", [
     {"rope_type": "default", "rope_theta": 5e5}, {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
-    {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}])
+    {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512},
+    {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 1024},
+    {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 512, "beta_fast": 16.0, "mscale": 0.7,
+     "mscale_all_dim": 1.4, "truncate": False}])
 def test_rotary_frequencies_are_those_of_transformers(rope):
     """Every rotary type that a head may ask for."""
     config = LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=dict(rope), max_position_embeddings=4096)
-    torch.testing.assert_close(rope_frequencies(rope, 64), LlamaRotaryEmbedding(config).inv_freq)
+    theirs = LlamaRotaryEmbedding(config)
+    ours, scale = rope_frequencies(rope, 64)
+    torch.testing.assert_close(ours, theirs.inv_freq)
+    assert scale == pytest.approx(theirs.attention_scaling)
 
 
 def test_methods_without_heads_say_what_is_missing():
@@ -330,7 +348,7 @@ def test_cancelling_frees_what_was_stored(name):
 def test_heads_take_over_where_a_hybrid_finds_nothing(kind, second):
     """With heads loaded the hybrid drafts with them where no earlier text matches; over two turns the text is plain decoding's."""
     lab, cold = Lab(), Lab()
-    assert [part.name for part in hybrid(Parts(lab.target, lab.cache, heads={kind: lab.parts.heads[kind]}))._parts] == ["suffix", second]
+    assert [part.name for part in hybrid(Parts(lab.target, lab.cache, heads={kind: lab.parts.heads[kind]}))._parts] == ["suffix", "prompt_lookup", second]
     drafter = Hybrid(Suffix(lab.parts, min_match=1), DRAFTERS[second].create(lab.parts))
     first = repeating_prompt(18)
     answer = lab.run(first, drafter, k=6, max_new_tokens=24)
@@ -339,3 +357,35 @@ def test_heads_take_over_where_a_hybrid_finds_nothing(kind, second):
     assert answer.tokens == cold.run(first, max_new_tokens=24).tokens and again.tokens == cold.run(text, max_new_tokens=24, scope="b").tokens
     assert again.sequence.num_reused == len(first) + len(answer.tokens) - 1
     assert {"suffix", second} <= {step.draft_by for result in (answer, again) for step in result.steps}
+
+
+# ---- trees that end where they no longer pay -----------------------------------------------------------------------------
+def test_least_probabilities_follow_from_measured_costs():
+    """A cheap pass and a cheap forward let everything grow, dear ones stop early; where nothing was measured nothing is stopped."""
+    lab = Lab()
+
+    def least(cost: float | None, slope: float | None) -> tuple[float, float]:
+        parts = replace(lab.parts, pass_cost=cost, verify_cost=None if slope is None else lambda m: 1 + slope * (m - 1))
+        return least_path(parts), least_node(parts)
+    assert least(0.01, 0.0) == (0.02, 0.0) and least(0.2, 0.07) == (0.4, 0.07) and least(3.0, 1.0) == (0.9, 0.9)
+    assert least(None, None) == (0.0, 0.0) and least(None, 0.05) == (0.0, 0.05)
+    assert {option.name: option.default for option in DRAFTERS["hybrid"].options(replace(lab.parts, preferred="eagle", pass_cost=0.1))}["confidence"] == 0.2
+
+
+@pytest.mark.parametrize("name", ["eagle2", "eagle3"])
+def test_improbable_paths_are_neither_deepened_nor_proposed(name):
+    """`floor` drops nodes below it and nothing else; with `confidence` no level grows behind one whose best path is less probable; a
+    tree that ended so says why, and the text stays plain's."""
+    def steps(**options):
+        lab = Lab()
+        result = lab.add(repeating_prompt(11), lab.drafters[name], k=30, max_new_tokens=16, options=options)
+        lab.finish()
+        return result.sequence.tokens, [step for step in result.steps if step.kind == "spec"]
+    text, free = steps()
+    floor = sorted(node.score for node in free[0].nodes)[len(free[0].nodes) // 2]
+    same, floored = steps(floor=floor)
+    assert same == text and {(node.id, node.score) for node in floored[0].nodes} == {(n.id, n.score) for n in free[0].nodes if n.score >= floor}
+    best = max(node.score for node in free[0].nodes)
+    same, shallow = steps(confidence=min(0.99, best * 1.01))
+    assert same == text and {node.parent for node in shallow[0].nodes} == {ROOT}
+    assert floored[0].draft_stop == shallow[0].draft_stop == "confidence"

@@ -1,15 +1,11 @@
 """GGUF files: several families and packings, written by the gguf package; what is cut or strange is refused, nothing crashes."""
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import gguf
 import numpy as np
 import pytest
 import torch
-from test_loading import rotated_pairs, write_gguf
-from tiny import CHAT_TEMPLATE, EOS, tiny_model, tiny_tokenizer
+from gguf_files import write_gguf
 
 from specviz import loading
 from specviz.check import check_pair
@@ -20,57 +16,6 @@ from specviz.loading import load_target
 from specviz.sources import describe
 
 Q8, F16, F32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.F32
-WIDE = {"qwen3": {"head_dim": 128}}         # transformers takes 128 for granted when it reads a Qwen3 file
-NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-         "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-         "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-
-
-def write(path: Path, family: str, packing: gguf.GGMLQuantizationType, tied: bool) -> torch.nn.Module:
-    """A tiny model of a family as a GGUF file; its matrices packed. Returns the model."""
-    model, tokenizer = tiny_model(family, tie_word_embeddings=tied, **WIDE.get(family, {})), tiny_tokenizer()
-    config = model.config
-    writer = gguf.GGUFWriter(path, family)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
-    writer.add_token_types([3 if i < 3 else 1 for i in range(len(tokenizer))])
-    writer.add_token_merges([" ".join(merge) for merge in json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(EOS)
-    writer.add_chat_template(CHAT_TEMPLATE)
-
-    def add(name: str, tensor: torch.Tensor) -> None:
-        array = tensor.contiguous().numpy().astype(np.float32)
-        kind = packing if array.ndim == 2 else F32
-        writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-
-    state = model.state_dict()
-    add("token_embd.weight", state["model.embed_tokens.weight"])
-    add("output_norm.weight", state["model.norm.weight"])
-    if not tied:
-        add("output.weight", state["lm_head.weight"])
-    for layer in range(config.num_hidden_layers):
-        for ours, theirs in NAMES.items():
-            for part in ("weight", "bias"):
-                if (tensor := state.get(f"model.layers.{layer}.{ours}.{part}")) is not None:
-                    if family == "llama" and theirs in ("attn_q", "attn_k"):
-                        tensor = rotated_pairs(tensor, config.num_attention_heads if theirs == "attn_q" else config.num_key_value_heads)
-                    add(f"blk.{layer}.{theirs}.{part}", tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return model
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -78,7 +23,7 @@ def write(path: Path, family: str, packing: gguf.GGMLQuantizationType, tied: boo
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_families_and_packings(tmp_path, family, packing, tied):
     """Unpacked logits are the original's, up to the packing; what it took on disk and takes in memory is told."""
-    model = write(tmp_path / "my.gguf", family, packing, tied)
+    model = write_gguf(tmp_path / "my.gguf", family, packing, tied, pre_tokenizer="qwen2")
     loaded = load_target(str(tmp_path / "my.gguf"), device="cpu")
     ids = torch.tensor([[5, 60, 100, 7]])
     before, after = model(ids).logits, loaded.model(ids).logits
@@ -98,6 +43,8 @@ def test_described_without_its_weights(tmp_path):
     assert (described.kind, described.name, described.config().num_hidden_layers, len(described.tokenizer())) == ("gguf", "my", 3, 384)
     report = check_pair(str(tmp_path / "my.gguf"), str(tmp_path / "my.gguf"), catalog=Catalog(offline=True))
     assert report.is_possible, report.text()
+    described.config().num_hidden_layers = 7              # everybody has a config of his own, though the file is parsed once
+    assert describe(str(tmp_path / "my.gguf")).config().num_hidden_layers == 3
 
 
 def test_memory_for_unpacking_is_checked_first(tmp_path, monkeypatch):

@@ -2,12 +2,17 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gradio as gr
 import pytest
 from fake_service import ANSWER, FakeService
 
+from specviz.limits import Limits
+from specviz.service import Status, Waiting
 from specviz.trace import dumps
 from specviz.ui import strings
 from specviz.ui.handlers import Handlers as PageHandlers
@@ -18,7 +23,7 @@ from specviz.ui.visits import Screen
 LOOK = dict(zip(Screen.FIELDS, range(len(Screen.FIELDS))))
 DEFAULTS = dict(system="", method="prompt_lookup", k=5, greedy=True, temperature=0.8, top_k=0, top_p=0.95, min_p=0.0,
                 repetition_penalty=1.0, seed=0, max_new_tokens=256, stop="", measure_plain=True, keep_probs=True,
-                verification="rejection")
+                verification="rejection", auto_k=False)
 
 
 class Handlers(PageHandlers):
@@ -212,6 +217,80 @@ def test_an_unforeseen_error_is_told_too(capsys):
     assert "ZeroDivisionError" in text_of(chat[-1]) and "ZeroDivisionError" in capsys.readouterr().err
 
 
+def test_who_waits_sees_the_place_and_may_leave():
+    """With every row taken the status says the place in the queue and the chat stays as it is; Stop gives the place up, and the next answer
+    comes when its turn does."""
+    service = FakeService()
+    service.num_rows = 1
+    handlers, first, second = Handlers(service), visitor("a"), visitor("b")
+    _, asked = handlers.ask(first, "First", [])
+    running = handlers.respond(first, asked, *values(measure_plain=False))
+    next(running)
+    _, asked = handlers.ask(second, "Second", [])
+    waiting = handlers.respond(second, asked, *values(measure_plain=False))
+    screen = next(waiting)
+    assert "waiting · next in the queue" in seen([screen], "status")[0] and not seen([screen], "chat")
+    assert strings.waiting(3) == "waiting · number 3 in the queue"
+    handlers.stop(second)
+    rest = list(waiting)
+    assert not messages(rest) and seen(rest, "prompt")[-1]["submit_btn"] is True and not service.runs[1].text
+    assert strings.GAVE_UP in text_of(seen(rest, "chat")[-1][-1]) and not conversation(seen(rest, "chat")[-1])
+    list(running)
+    assert text_of(turn(handlers, "Third", who=second, measure_plain=False)[1][-1]) == ANSWER
+
+
+def test_a_measurement_that_waits_says_so_and_gives_up_in_time():
+    """While others are answered the status says what plain decoding waits for; after the longest wait a button is there to go on later."""
+    service = FakeService()
+    handlers, who = Handlers(service, tick_s=1.0), visitor()
+    _, asked = handlers.ask(who, "Go", [])
+    generator = handlers.respond(who, asked, *values())
+    screens = [next(generator)]
+    tokens = service.runs[0].measure_plain
+
+    def busy(num_tokens=128):
+        yield from [token for _, token in zip(range(3), tokens(num_tokens))]
+        while True:
+            yield Waiting(2)
+    service.runs[0].measure_plain = busy
+    screens += list(generator)
+    waits = [line for line in seen(screens, "status") if "waiting" in line]
+    assert waits and "after 2 answers · 3 of " in waits[-1] and "waiting" not in seen(screens, "status")[-1]
+    assert seen(screens, "more")[-1]["visible"] is True and "3 of " in seen(screens, "more")[-1]["value"]
+
+
+def test_answers_that_ran_together_say_so():
+    """Steps that were shared give no speed-up: the line under the answer and the status say how many answers ran at once."""
+    stats = {"num_tokens": 9, "num_steps": 4, "shared": True, "most_at_once": 3, "speed_up": None, "tokens_per_s": 20.0}
+    assert "– × plain decoding: up to 3 answers at once" in strings.footer(stats, "eos") and "up to 3 answers at once" in strings.outcome(stats)
+
+
+def test_a_visitor_who_asks_too_often_is_told_when_to_come_back():
+    """The limit is each visitor's own, and the refusal is a sentence in the chat."""
+    handlers = PageHandlers(FakeService(), limits=Limits(per_minute=2))
+    for _ in range(2):
+        assert text_of(turn(handlers, measure_plain=False)[1][-1]) == ANSWER
+    refused = turn(handlers)[1]
+    assert re.search(r"2 requests a minute are allowed here. The next one is welcome in \d+ seconds", text_of(refused[-1]))
+    assert text_of(turn(handlers, who=visitor("b"), measure_plain=False)[1][-1]) == ANSWER
+
+
+def test_nothing_of_a_visitor_stays():
+    """Of each visitor a few runs are kept; when the page closes, or after long silence, neither those nor what the engine has read stay."""
+    service = FakeService()
+    handlers = PageHandlers(service, limits=Limits(runs_kept=2, forget_minutes=0.01))
+    runs = [messages(turn(handlers, who=visitor(name), measure_plain=False)[0])[0]["run"] for name in "aaab"]
+
+    def kept():
+        return [bool(json.loads(handlers.archive.resync(run, 0))["messages"]) for run in runs]
+    assert kept() == [False, True, True, True]
+    handlers.leave(visitor("b"))
+    assert kept() == [False, True, True, False] and service.forgotten == ["b"]
+    handlers._visits._clock = lambda: time.monotonic() + 5
+    handlers.ask(visitor("c"), "Hello", [])
+    assert kept() == [False] * 4 and service.forgotten == ["b", "a"]
+
+
 def test_closing_the_page_cancels_the_run():
     """Gradio closes the generator of a page that went away; the engine must not go on for nobody."""
     service = FakeService()
@@ -360,4 +439,70 @@ def test_status_and_notice_escape_what_they_show():
 
 def test_settings_fields_match_the_defaults_here():
     """layout.py hands values over by position."""
-    assert list(DEFAULTS) == list(Settings.__dataclass_fields__)
+    assert [*DEFAULTS, "options"] == list(Settings.__dataclass_fields__)
+
+
+def panel(handlers, method):
+    """The controls' values as the page would hold them after choosing a method: key first."""
+    _, key, *updates = handlers.options.fresh(method)
+    return [key, *(update.get("value") for update in updates)]
+
+
+def test_a_method_s_options_are_drawn_set_and_sent():
+    """Every declared option gets a control of its kind with its range; what is changed reaches the request and the status line, the rest does not."""
+    service = FakeService()
+    handlers = Handlers(service)
+    hint, key, *updates = handlers.options.fresh("prompt_lookup")
+    shown = {update["label"]: update for update in updates if update["visible"]}
+    assert list(shown) == ["Shortest match", "Smallest share", "Branches", "Looks text up by"]
+    assert (shown["Shortest match"]["minimum"], shown["Shortest match"]["maximum"], shown["Shortest match"]["step"]) == (1, 16, 1)
+    assert shown["Smallest share"]["step"] < 0.1 and shown["Looks text up by"]["choices"] == [("suffix decoding", "suffix"), ("words", "words")]
+    assert hint["value"] == strings.OPTIONS_HINT and handlers.options.fresh("plain")[0]["value"] == strings.NO_OPTIONS
+    assert not any(update["visible"] for update in handlers.options.fresh("plain")[2:])
+    raw = panel(handlers, "prompt_lookup")
+    screens = list(handlers.respond(visitor(), [question("Go")], *values(), *raw))
+    assert service.requests[-1].options == () and "min match" not in seen(screens, "status")[0]
+    raw[1], raw[1 + [u["visible"] for u in updates].index(True, 2)] = 7.0, False
+    screens = list(handlers.respond(visitor(), [question("Go")], *values(), *raw))
+    assert dict(service.requests[-1].options) == {"min_match": 7, "branches": False}
+    assert "K 5 · min match 7, branches off · Tiny-1B" in seen(screens, "status")[0]
+    assert all(is_skip(update) for update in handlers.options.again("prompt_lookup", key))
+
+
+def test_controls_of_another_method_count_for_nothing():
+    """Between choosing a method and redrawing the panel, or after another pair came into use, its values are those of another method."""
+    service = FakeService()
+    handlers = Handlers(service)
+    raw = panel(handlers, "prompt_lookup")
+    raw[1] = 9
+    list(handlers.respond(visitor(), [question("Go")], *values(method="medusa"), *raw))
+    assert service.requests[-1].options == ()
+    service.status_now = replace(service.status_now, number=5)
+    list(handlers.respond(visitor(), [question("Go")], *values(), *raw))
+    assert service.requests[-1].options == () and not is_skip(handlers.options.again("prompt_lookup", raw[0])[1])
+
+
+def test_options_given_at_the_start_belong_to_the_method_it_begins_with():
+    """They are in its controls and in its first request; other methods have their defaults. A wrong value is answered in a sentence."""
+    service = FakeService()
+    handlers = PageHandlers(service, method="prompt_lookup", options=(("min_match", "5"), ("branches", "off")))
+    assert panel(handlers, "prompt_lookup")[1] == 5 and False in panel(handlers, "prompt_lookup")[1:]
+    list(handlers.respond(visitor(), [question("Go")], *values()))
+    assert dict(service.requests[-1].options) == {"min_match": "5", "branches": "off"}
+    list(handlers.respond(visitor(), [question("Go")], *values(method="medusa")))
+    assert service.requests[-1].options == ()
+    answer = list(handlers.generate(visitor(), "Go", options={"min_match": 4}))[-1]
+    assert answer["trace"]["meta"]["config"]["options"]["min_match"] == 4
+    with pytest.raises(gr.Error, match="expected a whole number from 1 to 16"):
+        list(handlers.generate(visitor(), "Go", options={"min_match": 99}))
+    with pytest.raises(gr.Error, match="its options are min_match"):
+        list(handlers.generate(visitor(), "Go", options={"window": 4}))
+
+
+def test_the_resting_line_tells_of_measuring():
+    """While costs are measured between answers the status line says how far that is; afterwards it says nothing of it."""
+    service = FakeService()
+    handlers = Handlers(service)
+    assert "Measuring" not in handlers.resting_line()
+    service.status = lambda: Status("ready", "Ready. Measuring what a step costs on this machine: 40%.", 1.0)
+    assert handlers.resting_line().endswith("Measuring what a step costs on this machine: 40%")

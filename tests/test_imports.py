@@ -14,12 +14,16 @@ PACKAGE = ROOT / "specviz"
 ALLOWED = {
     "errors": set(),
     "trace": set(),
-    "metrics": {"trace"},
-    "engine": {"trace"},
+    "cost": set(),
+    "metrics": {"trace", "cost"},
+    "folders": set(),
+    "engine": {"trace", "folders"},
     "drafters": {"engine"},
+    "museum": {"engine", "drafters", "trace"},
     "remote": {"trace", "options"},
-    "server": {"service", "metrics", "trace", "engine.sampling", "options"},
-    "ui": {"service", "remote", "catalog", "metrics", "trace", "engine.sampling", "options"},
+    "server": {"service", "metrics", "trace", "engine.sampling", "options", "limits"},
+    "limits": set(),
+    "ui": {"service", "remote", "limits", "catalog", "metrics", "trace", "engine.sampling", "options", "museum"},
 }
 FORBIDDEN = {
     "catalog": {"service", "server", "remote", "bench", "train"},

@@ -132,7 +132,7 @@ def test_smoothing_changes_nothing_but_int8_rounding(monkeypatch):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     monkeypatch.setattr(lean, "make_linear", lambda linear, precision: make_linear(linear, "fp32"))
     decoder = LeanDecoder(model, "int8", calibration=tokens)
-    assert not torch.equal(decoder.layers[0]._input_norm(torch.ones(1, 64)), LeanDecoder(model, "fp32").layers[0]._input_norm(torch.ones(1, 64)))
+    assert not torch.equal(decoder.layers[0].input_norm(torch.ones(1, 64)), LeanDecoder(model, "fp32").layers[0].input_norm(torch.ones(1, 64)))
     logits = decoder.logits(Store(decoder).feed(decoder, tokens).hidden)
     assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -143,7 +143,7 @@ def test_rotary_table_grows():
     model = tiny_model("llama")
     decoder = LeanDecoder(model)
     for positions in (torch.tensor([3, 5]), torch.tensor([5000, 2])):
-        cos, sin = decoder._rotary.at(positions)
+        cos, sin = decoder.rotary.at(positions)
         expected_cos, expected_sin = model.model.rotary_emb(torch.zeros(1), positions[None])
         half = expected_sin.shape[-1] // 2
         assert torch.equal(cos[:, 0], expected_cos[0]) and torch.equal(sin[:, 0, half:], expected_sin[0, :, half:])

@@ -10,9 +10,9 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
+from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 from tiny import CHAT_TEMPLATE, EOS, save_tiny, tiny_model, tiny_tokenizer
 
@@ -20,55 +20,6 @@ from specviz import default_model
 from specviz.default_model import DEFAULT, WheelModel, default_cache_dir, file_sha256, is_prepared, prepare_default
 from specviz.errors import ChecksumError, InputError, LoadError
 from specviz.loading import choose_placement, load_target
-
-
-def rotated_pairs(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of q and k as GGUF stores them for Llama: the two halves of a head interleaved."""
-    rows, columns = weight.shape
-    return weight.reshape(num_heads, 2, rows // num_heads // 2, columns).transpose(1, 2).reshape(rows, columns)
-
-
-def write_gguf(path: Path, pre_tokenizer: str = "smollm") -> None:
-    """`tiny_model("llama", tie_word_embeddings=True)` and `tiny_tokenizer()` as a GGUF file."""
-    model, tokenizer = tiny_model("llama", tie_word_embeddings=True), tiny_tokenizer()
-    config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre_tokenizer)
-    writer.add_token_list(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
-    writer.add_token_types([3 if i < 3 else 1 for i in range(len(tokenizer))])
-    writer.add_token_merges([" ".join(merge) for merge in content["model"]["merges"]])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(EOS)
-    writer.add_pad_token_id(EOS)
-    writer.add_unk_token_id(0)
-    writer.add_chat_template(CHAT_TEMPLATE)
-    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-             "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-             "post_attention_layernorm": "ffn_norm"}
-    state = model.state_dict()
-    writer.add_tensor("token_embd.weight", state["model.embed_tokens.weight"].numpy())
-    writer.add_tensor("output_norm.weight", state["model.norm.weight"].numpy())
-    for layer in range(config.num_hidden_layers):
-        for ours, theirs in names.items():
-            weight = state[f"model.layers.{layer}.{ours}.weight"]
-            if theirs in ("attn_q", "attn_k"):
-                weight = rotated_pairs(weight, config.num_attention_heads if theirs == "attn_q" else config.num_key_value_heads)
-            writer.add_tensor(f"blk.{layer}.{theirs}.weight", weight.contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.fixture(scope="module")
@@ -377,3 +328,25 @@ def test_default_model_from_the_cache():
     assert (loaded.name, loaded.eos_ids, loaded.facts["weights_sha256"]) == (DEFAULT.name, (2,), DEFAULT.gguf_sha256)
     assert (loaded.model.config.max_position_embeddings, sum(p.numel() for p in loaded.model.parameters())) == (8192, 134_515_008)
     assert loaded.tokenizer.convert_ids_to_tokens(loaded.tokenizer("x\n\n1. y")["input_ids"]) == ["x", "ĊĊ", "1", ".", "Ġy"]
+
+
+def test_code_in_a_model_folder_is_never_run(tmp_path):
+    """Classes that a config and a tokenizer name in files of their own folder are ignored where the family is known, and refused where it
+    is not; the files are not imported, not even by the check; nothing in the program allows it."""
+    from specviz.catalog import Catalog
+    from specviz.check import check_pair
+    folder, marker = save_tiny(tmp_path / "coded"), tmp_path / "ran"
+    for name in ("configuration_own.py", "modeling_own.py", "tokenization_own.py"):
+        (folder / name).write_text(f"open({str(marker)!r}, 'w').close()\nclass Own: pass\n")
+    edit_json(folder / "config.json", auto_map={"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"})
+    edit_json(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_own.Own", None]})
+    loaded = load_target(str(folder), device="cpu")
+    ids = torch.tensor([[5, 60, 100, 7]])
+    assert torch.equal(loaded.model(ids).logits, tiny_model("llama")(ids).logits)
+    assert check_pair(str(folder), str(folder), catalog=Catalog(offline=True)).is_possible
+    edit_json(folder / "config.json", model_type="own")
+    with pytest.raises(LoadError, match="brings its own code, which specviz never runs"):
+        load_target(str(folder), device="cpu")
+    assert not marker.exists()
+    sources = [path.read_text(encoding="utf-8") for path in Path(default_model.__file__).parent.rglob("*.py")]
+    assert not any("trust_remote_code=True" in source for source in sources)

@@ -4,8 +4,7 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Lab, repeating_prompt
 
-from specviz.drafters import Parts
-from specviz.drafters.lookahead import Lookahead, Pool, Window
+from specviz.drafters.lookahead import Lookahead, Pool, Size, Window, best_size
 from specviz.engine.draft import ROOT
 from specviz.engine.drafting import Budget
 from specviz.engine.model import Row
@@ -106,8 +105,7 @@ def test_the_pool_forgets_the_least_recent():
 
 def test_guesses_end_with_the_turn():
     """Nothing is guessed beyond a token that ends the turn."""
-    drafter = Lookahead(Parts(None, None, marker_ids=frozenset([5])))
-    window = drafter._new(Pool(4))
+    window = Window(4, 3, Pool(4), frozenset([5]))
     window.pool.add([59, 5, 6])
     assert window.draft(TEXT, Budget(4, 4, 0)).tokens == (5,)
 
@@ -170,3 +168,30 @@ def test_the_pool_goes_on_to_the_next_turn_of_its_conversation():
     mine = lab.run(prompt + first.tokens + [5, 6], "lookahead", max_new_tokens=6, scope="mine")
     other = lab.run(prompt + first.tokens + [5, 6], "lookahead", max_new_tokens=6, scope="yours")
     assert mine.steps[1].num_pooled >= size > other.steps[1].num_pooled == 0
+
+
+def test_a_size_that_suits_the_machine():
+    """Dear tokens give the smallest window, free ones the largest, and no other size has more expected tokens for its time."""
+    assert best_size(None) == Size(4, 3, 4)
+    assert best_size(lambda num_tokens: float(num_tokens)) == Size(2, 2, 2)
+    assert best_size(lambda num_tokens: 1.0).num_fed == max(Size(w, n, w).num_fed for w in (20,) for n in (7,))
+    for slope in (0.002, 0.01, 0.05):
+        def cost(num_tokens: int) -> float:
+            return 1 + slope * (num_tokens - 1)
+        chosen = best_size(cost)
+        for size in (Size(w, n, w) for w in range(2, 21) for n in range(2, 8)):
+            assert chosen.tokens_per_step / cost(chosen.num_fed) >= size.tokens_per_step / cost(size.num_fed) - 1e-12
+    sizes = [best_size(lambda num_tokens: 1 + slope * (num_tokens - 1)).num_fed for slope in (0.0, 0.002, 0.01, 0.05, 1.0)]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) > 3
+
+
+def test_expected_tokens_are_those_of_a_simulation():
+    """The formula is the mean of what so many independent guesses, each right with the supposed chance per token, would give."""
+    import random
+    from specviz.drafters.lookahead import _ALPHA, _EVERY
+    size, source, runs = Size(3, 4, 3), random.Random(1), 40_000
+
+    def accepted() -> int:
+        return max(next((i for i in range(size.ngram - 1) if source.random() >= _ALPHA), size.ngram - 1) for _ in range(size.guesses))
+    mean = sum(1 + accepted() for _ in range(runs)) / runs
+    assert size.tokens_per_step == pytest.approx((_EVERY - 1 + mean) / _EVERY, abs=0.01)       # 6 standard errors: below 1e-8

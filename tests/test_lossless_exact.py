@@ -19,7 +19,8 @@ from specviz.engine.draft import ROOT, Draft
 from specviz.engine.drafting import Budget, DraftSettings
 from specviz.engine.sampling import SamplingParams
 from specviz.engine.sequence import Sequence
-from specviz.engine.verify import verify, without
+from specviz.engine.verify import without
+from specviz.museum.faults import SharedU, bonus_after_rejection, corrects_from_p, drops_unlikely, softmax_q, under
 
 
 def plain(tokens, step, noise):
@@ -302,16 +303,7 @@ def test_top_k_children_judged_with_the_real_q():
 def test_argmax_drafts_judged_with_softmax_q():
     """A greedy draft is chosen, not drawn: min(1, p/q) with its softmax accepts too much."""
     assert first_token(top(always(Q), (1,))) == P
-    assert first_token(top(always(Q), (1,), probs=True)) == vector(9, 3, 0, 4)
-
-
-class DropsUnlikely(Tree):
-    """The fault: leaves out a drawn token because its own probability turned out to be low."""
-
-    def __call__(self, tokens, step, noise):
-        draft = super().__call__(tokens, step, noise)
-        low = next((i for i, row in enumerate(draft.probs) if row[draft.tokens[i]] < F(1, 2)), len(draft))
-        return draft.truncate(low)
+    assert first_token(softmax_q(top(always(Q), (1,)), always(Q))) == vector(9, 3, 0, 4)
 
 
 def test_dropping_an_unlikely_drawn_token():
@@ -319,7 +311,7 @@ def test_dropping_an_unlikely_drawn_token():
     p = vector(9, 1)
     assert first_token(Tree(always(p), (1,)), p) == p
     assert first_token(Tree(always(p), (1,), stop=sure), p) == p
-    assert first_token(DropsUnlikely(always(p), (1,)), p) == vector(99, 1)
+    assert first_token(drops_unlikely(Tree(always(p), (1,)), always(p), F(1, 2)), p) == vector(99, 1)
 
 
 def test_not_judging_an_unlikely_drawn_token():
@@ -332,34 +324,11 @@ def test_not_judging_an_unlikely_drawn_token():
     assert first_token(propose, p) == vector(99, 1)
 
 
-def corrects_from_p(draft, rows, noise, position):
-    """The fault: after a rejection, draws from p where the residual is due."""
-    verdict = verify(draft, rows, noise, position)
-    parent = verdict.path[-1] if verdict.path else ROOT
-    token = noise.draw(rows[1 + parent], position + len(verdict.path)) if verdict.origin == "correction" else verdict.token
-    return [draft.tokens[node] for node in verdict.path] + [token]
-
-
 @pytest.mark.parametrize("propose", [Tree(always(Q), (1,)), Tree(always(Q), (2,)), top(always(Q), (2,))], ids=["chain", "tree", "top-k"])
 def test_correction_drawn_from_p_instead_of_the_residual(propose):
     """The correction must come from what is left of p."""
     assert first_token(propose) == P
     assert first_token(propose, verifier=corrects_from_p) != P
-
-
-class SharedU(EnumeratingNoise):
-    """The fault: all siblings at a position are compared with one u. What is known of u is an interval that each answer narrows."""
-
-    def __init__(self, choices):
-        super().__init__(choices)
-        self._known = {}
-
-    def accepts(self, prob, position, sibling):
-        low, high = self._known.get(position, (F(0), F(1)))
-        edge = min(max(F(prob), low), high)
-        below = self._choices.choose([(edge - low) / (high - low), (high - edge) / (high - low)]) == 0
-        self._known[position] = (low, edge) if below else (edge, high)
-        return below, None
 
 
 def test_siblings_that_share_one_u():
@@ -371,15 +340,6 @@ def test_siblings_that_share_one_u():
     assert first_token(Tree(always(q), (1,)), p, noise=SharedU) == p
     assert first_token(Tree(always(q), (2,)), p) == p
     assert first_token(Tree(always(q), (2,)), p, noise=SharedU) != p
-
-
-def bonus_after_rejection(draft, rows, noise, position):
-    """The fault: the step always ends with a token from the row behind the last judged node, rejected or not."""
-    verdict = verify(draft, rows, noise, position)
-    emitted = [draft.tokens[node] for node in verdict.path] + [verdict.token]
-    if verdict.origin == "correction":
-        emitted.append(noise.draw(rows[1 + verdict.judgements[-1].node], position + len(emitted)))
-    return emitted
 
 
 def test_bonus_after_a_rejection():
@@ -484,14 +444,6 @@ def after_rejection(choices, p, q):
 
 
 # The other lossless rules. Faults of block verification are put into the product's own functions.
-
-def under(judge):
-    """A verifier that judges by another rule."""
-    def verifier(draft, rows, noise, position):
-        verdict = judge(draft, rows, noise, position)
-        return [draft.tokens[node] for node in verdict.path] + [verdict.token]
-    return verifier
-
 
 BLOCK, SHARED = under(rules.block), under(rules.shared)
 

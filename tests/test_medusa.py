@@ -133,3 +133,17 @@ def test_without_heads_the_reason_names_the_option():
     """As the menu shows it."""
     lab = Lab()
     assert "--draft" in DRAFTERS["medusa"].missing(Parts(lab.target, lab.cache)) and not DRAFTERS["medusa"].missing(lab.parts)
+
+
+def test_improbable_nodes_are_not_proposed():
+    """`floor` drops the nodes below it, with all behind them, and nothing else; the tree says why it is smaller, and the text is the same."""
+    def steps(floor):
+        lab = Lab()
+        result = lab.add(repeating_prompt(11), "medusa", k=20, max_new_tokens=16, options={"floor": floor})
+        lab.finish()
+        return result.sequence.tokens, [step for step in result.steps if step.kind == "spec"]
+    text, free = steps(0.0)
+    floor = sorted(node.score for node in free[0].nodes)[len(free[0].nodes) // 2]
+    same, fewer = steps(floor)
+    assert same == text and free[0].draft_stop == "length" and fewer[0].draft_stop == "confidence"
+    assert [(node.id, node.score) for node in fewer[0].nodes] == [(node.id, node.score) for node in free[0].nodes if node.score >= floor]

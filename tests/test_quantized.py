@@ -15,14 +15,14 @@ from specviz.memory import estimate
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
 SIZE = dict(hidden_size=256, intermediate_size=512, head_dim=32)
-CLASSES = {"int8": "Linear8bitLt", "nf4": "Linear4bit", "fp4": "Linear4bit"}
+CLASSES = {"int8": "Linear8bitLt", "nf4": "Linear4bit", "fp4": "Linear4bit", "nf4-double": "Linear4bit"}
 
 
 @pytest.fixture
 def anywhere(monkeypatch):
     """Lets bitsandbytes run on this CPU, as it would on CUDA."""
     monkeypatch.setattr(placement, "_BITSANDBYTES_DEVICES", ("cuda", "cpu"))
-    monkeypatch.setitem(placement.QUANTIZATIONS, "cpu", ("none", "int8", "nf4", "fp4"))
+    monkeypatch.setitem(placement.QUANTIZATIONS, "cpu", ("none", "int8", "nf4", "fp4", "nf4-double", "fp4-double"))
 
 
 def logits_of(model) -> torch.Tensor:
@@ -46,6 +46,7 @@ def test_packed_while_loading(tmp_path, anywhere, quantization, family):
     tied = family == "gemma2"
     folder = save_tiny(tmp_path / "model", family, dtype=torch.bfloat16, tie_word_embeddings=tied, **SIZE)
     loaded = load_target(str(folder), device="cpu", dtype="bfloat16", quantization=quantization)
+    assert any(module.weight.quant_state.nested for module in loaded.model.modules() if type(module).__name__ == "Linear4bit") is ("double" in quantization)
     linears = {name: type(module).__name__ for name, module in loaded.model.named_modules() if isinstance(module, torch.nn.Linear)}
     assert linears.pop("lm_head") == "Linear" and set(linears.values()) == {CLASSES[quantization]} and len(linears) == 3 * 7
     before, after = logits_of(tiny_model(family, dtype=torch.bfloat16, tie_word_embeddings=tied, **SIZE)), logits_of(loaded.model)
@@ -55,7 +56,7 @@ def test_packed_while_loading(tmp_path, anywhere, quantization, family):
     held = sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())
     for module in loaded.model.modules():
         if type(module).__name__ == "Linear4bit":
-            held += module.weight.quant_state.absmax.numel() * 4
+            held += module.weight.quant_state.absmax.numel() * (4 if "double" not in quantization else 1 + 4 / 256)
         elif type(module).__name__ == "Linear8bitLt":
             scales = module.state.SCB if module.weight.SCB is None else module.weight.SCB       # the first call moves them
             held += scales.numel() * 4
@@ -81,12 +82,12 @@ def test_the_engine_runs_it(tmp_path, anywhere, quantization):
 
 
 def test_numbers_that_the_settings_stand_for():
-    """threshold 0, 16-bit compute, the asked 4-bit type, no nested scales: bitsandbytes' defaults are others."""
+    """threshold 0, 16-bit compute, the asked 4-bit type, nested scales only where asked for: bitsandbytes' defaults are others."""
     chosen = placement.Placement(torch.device("cpu"), torch.bfloat16, "int8")
     assert placement.bitsandbytes_config(chosen).llm_int8_threshold == 0.0
-    for name in ("nf4", "fp4"):
-        config = placement.bitsandbytes_config(placement.Placement(torch.device("cpu"), torch.float16, name))
-        assert (config.bnb_4bit_quant_type, config.bnb_4bit_compute_dtype, config.bnb_4bit_use_double_quant) == (name, torch.float16, False)
+    for name, double in (("nf4", False), ("fp4", False), ("nf4", True), ("fp4", True)):
+        config = placement.bitsandbytes_config(placement.Placement(torch.device("cpu"), torch.float16, f"{name}-double" if double else name))
+        assert (config.bnb_4bit_quant_type, config.bnb_4bit_compute_dtype, config.bnb_4bit_use_double_quant) == (name, torch.float16, double)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
@@ -105,14 +106,14 @@ def test_checkpoints_that_are_packed_already(tmp_path, anywhere, monkeypatch, qu
         load_target(str(tmp_path / "packed"), device="cpu")
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "mxfp4", 7])
-def test_other_packings_are_refused_by_name(tmp_path, method):
+def test_other_packings_are_refused_by_name(tmp_path):
     """Checkpoints packed by something else are refused before any weight is read, with what to take instead."""
     folder = save_tiny(tmp_path / "packed")
     content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**content, "quantization_config": {"quant_method": method}}))
-    with pytest.raises(LoadError, match=f"packed are packed as {method}, which specviz does not read; choose the unpacked model"):
-        load_target(str(folder), device="cpu")
+    for method in ("awq", "gptq", "fp8", "mxfp4", 7):
+        (folder / "config.json").write_text(json.dumps({**content, "quantization_config": {"quant_method": method}}))
+        with pytest.raises(LoadError, match=f"packed are packed as {method}, which specviz does not read; choose the unpacked model"):
+            load_target(str(folder), device="cpu")
 
 
 def test_several_cards_together(monkeypatch):

@@ -5,6 +5,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from engine_helpers import Lab
+
 import specviz
 from specviz.drafters import DRAFTERS
 from specviz.options import parse
@@ -14,9 +16,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_method_table_is_the_registry():
-    """One row per method, with its menu name, in the registry's order."""
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", README, re.MULTILINE)
-    assert rows == [(method.name, method.label) for method in DRAFTERS.values()]
+    """One row per method, with its menu name, in the registry's order, and with the options that it declares."""
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+?) \|[^|]*\|[^|]*\|([^|]*)\|", README, re.MULTILINE)
+    assert [row[:2] for row in rows] == [(method.name, method.label) for method in DRAFTERS.values()]
+    parts = Lab().parts
+    for name, _, options in rows:
+        declared = [option.name for option in DRAFTERS[name].options(parts)]
+        assert re.findall(r"`(\w+)`", options) == (declared[:1] if name == "hybrid" else declared)
 
 
 def test_named_files_exist():
@@ -27,9 +33,11 @@ def test_named_files_exist():
 
 
 def test_named_options_exist():
-    """Every --option in the README is one that app.py takes."""
-    known = set(re.findall(r"--[\w-]+", (ROOT / "specviz" / "options.py").read_text(encoding="utf-8")))
-    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", README)) - {"--index-url", "--help", "--quantization"}
+    """Every --option in the README is one that app.py or a benchmark takes; the flags of other programs stand in a section of their own."""
+    own = re.sub(r"^## Another engine\n.*?(?=^## )", "", README, flags=re.DOTALL | re.MULTILINE)
+    remote = set(re.findall(r"--remote[a-z-]*", README))
+    known = {flag for name in ("options.py", "bench/suite.py", "bench/load.py") for flag in re.findall(r"--[\w-]+", (ROOT / "specviz" / name).read_text(encoding="utf-8"))}
+    named = remote | set(re.findall(r"(?<![\w-])--[a-z][\w-]+", own)) - {"--index-url", "--help", "--quantization", "--repo-type", "--dist"}
     assert named <= known
     assert parse(["--quantization", "int8"], {}).quantization == "int8"
 

@@ -20,7 +20,7 @@ from specviz.engine.sampling import SamplingParams
 from specviz.engine.smooth import CALIBRATION_TEXT
 from specviz.errors import LoadError
 from specviz.loading import load_target
-from specviz.local_service import AnswerText
+from specviz.local_run import AnswerText
 from specviz.text import TextCodec
 
 pytestmark = pytest.mark.long

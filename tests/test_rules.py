@@ -261,5 +261,5 @@ def test_a_lossy_run_says_so_in_every_figure():
     from specviz.ui.viewer import start_body
     def titles(meta):
         return [figure["layout"]["title"]["text"] for theme in start_body(meta, "active")["figures"].values() for figure in theme.values()]
-    assert all("lossy" in title for title in titles({"promise": "nothing"})) and len(titles({})) == 6
+    assert all("lossy" in title for title in titles({"promise": "nothing"}))
     assert not any("lossy" in title for meta in ({}, {"promise": "text"}) for title in titles(meta))

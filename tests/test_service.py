@@ -8,16 +8,18 @@ import pytest
 import torch
 from tiny import tiny_model, tiny_tokenizer
 
-from specviz.drafters import Parts
+from specviz.cost import CostTable
+from specviz.drafters import DRAFTERS, Parts
 from specviz.engine.engine import Engine
 from specviz.engine.model import LanguageModel
 from specviz.engine.record import Recorder
 from specviz.engine.sampling import SamplingParams
 from specviz.errors import Busy, InputError, LoadError, NotEnoughMemory, PromptTooLong
-from specviz.local_service import AnswerText, LocalService
+from specviz.local_run import AnswerText
+from specviz.local_service import LocalService
 from specviz.opening import Opened
 from specviz.options import Options
-from specviz.service import ChatRequest
+from specviz.service import ChatRequest, Waiting
 from specviz.text import TextCodec, special_ids
 from specviz.trace import dumps, loads
 
@@ -36,8 +38,8 @@ def open_tiny(options: Options, progress) -> Opened:
     return Opened(Engine(target, cache, Recorder(codec.piece)), parts, codec, frozenset(), config, {})
 
 
-def ready(opener=open_tiny) -> LocalService:
-    service = LocalService(Options(browser=False), opener)
+def ready(opener=open_tiny, **options) -> LocalService:
+    service = LocalService(Options(browser=False, **options), opener)
     while service.status().state == "loading":
         threading.Event().wait(0.01)
     return service
@@ -72,6 +74,7 @@ def test_a_run_is_complete(service, method):
     assert trace.compare["identical"] and trace.compare["tokens"] == 40
     assert trace.stats["num_tokens"] == 40 and trace.stats["speed_up"] > 0
     assert trace.meta["method"] == method and trace.meta["config"]["dtype"] == "float64"
+    assert trace.meta["guesses_by_text"] is DRAFTERS[method].by_text
     again = loads(dumps(trace))
     assert [step.emitted for step in again.steps] == [step.emitted for step in steps]
 
@@ -110,17 +113,50 @@ def test_cancel_in_the_middle_keeps_the_text(service):
     assert list(service.submit(ask(max_new_tokens=3)))
 
 
-def test_a_new_question_ends_the_measurement(service):
-    """Submitting while plain decoding is measured ends the measurement early; its tokens so far stay."""
+def test_a_measurement_makes_way_and_goes_on(service):
+    """An answer interrupts plain decoding that is being measured, which waits, says so, and goes on to its end: the same tokens as at one go,
+    on one clock without the time that it waited or read the prompt again, and never in one step with an answer."""
     run = service.submit(ask(max_new_tokens=300))
+    answer = [token.id for step in run for token in step.emitted]
+    measured, found, others = run.measure_plain(300), [], []
+    for item in measured:
+        found.append(item)
+        if len(found) in (5, 40):
+            others.append(service.submit(ask(f"{PROMPT} {len(found)}", max_new_tokens=60)))
+            list(others[-1])
+    tokens = [item for item in found if not isinstance(item, Waiting)]
+    assert [token.id for token in tokens] == answer and 2 <= len(found) - len(tokens)
+    assert all(a.t_ms < b.t_ms for a, b in zip(tokens, tokens[1:])) and abs(tokens[-1].t_ms - sum(t.ms for t in tokens[1:])) < 1e-6
+    assert all(step.num_rows == 1 for other in others for step in other.trace().steps)
+    assert run.trace().compare["identical"] and not run.trace().compare["partial"]
+
+
+def test_a_measurement_waits_for_everyone_and_can_be_given_up(service):
+    """While somebody is answered nothing is measured, the reader hears so again and again, and closing it leaves nothing behind."""
+    run = service.submit(ask(max_new_tokens=8))
     list(run)
+    other = service.submit(ask(max_new_tokens=300))
+    steps = iter(other)
+    next(steps)
     measured = run.measure_plain(300)
-    next(measured)
-    other = service.submit(ask(max_new_tokens=5))
-    list(other)
-    rest = list(measured)
-    assert 1 + len(rest) == len(run.trace().plain) < 300
-    assert run.trace().compare["partial"]
+    assert next(measured) == Waiting(1)
+    measured.close()
+    assert len(list(steps)) and other.reason == "length" and not run.trace().plain
+    assert len([token for token in run.measure_plain(300) if not isinstance(token, Waiting)]) == 8
+
+
+def test_the_queue_has_places(service):
+    """Who finds all rows taken learns the place in the queue, moves up as others end, and one that is cancelled while it waits never runs."""
+    running = [service.submit(ask(max_new_tokens=300)) for _ in range(8)]
+    waiting = [service.submit(ask(max_new_tokens=4)) for _ in range(3)]
+    assert all(run.wait(30) and run.place == 0 for run in running)
+    assert [run.place for run in waiting] == [1, 2, 3] and not waiting[2].wait(0.01)
+    waiting[1].cancel()
+    assert waiting[1].wait(30) and list(waiting[1]) == [] and waiting[1].reason == "cancelled"
+    next(iter(running[0]))                        # one more step: the others have moved up
+    for run in running:
+        run.cancel()
+    assert len(list(waiting[2])) and len(list(waiting[0])) and waiting[2].reason == "length" and waiting[2].place == 0
 
 
 def test_closing_a_measurement_frees_the_engine(service):
@@ -143,6 +179,40 @@ def test_conversations_reuse_their_own_prefix_only(service):
     other = list(service.submit(ChatRequest(messages, SamplingParams(max_new_tokens=4), "plain", 4, conversation="b")))
     assert second[0].num_reused > 10 and other[0].num_reused == 0
     assert [step.emitted for step in second] == [step.emitted for step in other]
+
+
+def test_options_shape_the_drafts_and_stand_in_the_trace(service):
+    """What a request sets reaches the drafter, the rest has its default; all of it is in the trace, with what was changed. Every method
+    that can run tells its options, and a wrong one is refused with the list."""
+    infos = {info.name: info for info in service.methods()}
+    assert [option.name for option in infos["draft_tree"].options] == ["width", "depth", "siblings"] and not infos["plain"].options
+    assert next(option for option in infos["early_exit"].options if option.name == "exit_layer").high == 2
+    runs = {width: service.submit(replace(ask(method="draft_tree"), options=(("width", width),))) for width in (1, 3)}
+    traces = {}
+    for width, run in runs.items():
+        assert list(run)
+        traces[width] = loads(dumps(run.trace()))
+        config = traces[width].meta["config"]
+        assert config["options"] == {"width": width, "depth": 8, "siblings": "drawn"}
+        assert config["changed_options"] == (["width"] if width != 3 else [])
+    assert all(node.parent == i - 1 for step in traces[1].steps for i, node in enumerate(step.nodes))
+    assert any(node.parent != i - 1 for step in traces[3].steps for i, node in enumerate(step.nodes))
+    assert runs[1].text == runs[3].text
+    with pytest.raises(InputError, match="width is 0; expected a whole number from 1 to 8"):
+        service.submit(replace(ask(method="draft_tree"), options=(("width", 0),)))
+    with pytest.raises(InputError, match="Draft tree has no option 'window'; its options are width, depth, siblings"):
+        service.submit(replace(ask(method="draft_tree"), options=(("window", 2),)))
+
+
+def test_a_method_s_defaults_follow_the_measured_cost():
+    """Once a step's cost is known, Lookahead's window suits it."""
+    opened = open_tiny(Options(), None)
+    before = {option.name: option.default for option in opened.options("lookahead")}
+    opened.costs = CostTable((1, 64), (256,), ((1.0, 1.0),))
+    flat = {option.name: option.default for option in opened.options("lookahead")}
+    opened.costs = CostTable((1, 64), (256,), ((1.0, 64.0),))
+    steep = {option.name: option.default for option in opened.options("lookahead")}
+    assert flat["window"] > before["window"] > steep["window"] and flat["ngram"] > steep["ngram"]
 
 
 def test_refusals_are_sentences(service):
@@ -255,3 +325,38 @@ def test_the_answer_s_text_holds_back_stop_strings_and_characters():
     answer = AnswerText(codec, ("was right",))
     pushed = [answer.push(token) for token in codec.encode("keep what was right, and go on")]
     assert answer.text == "keep what " and pushed[-1][1]
+
+
+def test_the_operators_system_prompt_is_read_once_and_nothing_else_is_shared():
+    """Every conversation begins with the operator's text, from the first request on taken over and not read again, by every method, with
+    the same answer as where it is part of the messages; what one visitor wrote is never taken over by another, whatever it is called."""
+    operator = "Keep what was right. " * 6
+    service, usual = ready(system_prompt=operator), ready()
+    try:
+        while not service._driver.opened.engine.scheduler.shared:
+            threading.Event().wait(0.01)
+        shared = len(service._opened.shared)
+        texts = {}
+        for method in ("prompt_lookup", "suffix", "draft_model", "early_exit", "lookahead"):
+            reused = []
+            for name in ("a", "b", "*"):
+                run = service.submit(ask("My own words", method, name, max_new_tokens=8))
+                reused.append(list(run)[0].num_reused)
+                texts[method, name] = run.text
+                service.forget(name)
+            assert reused == [shared] * 3 or method == "early_exit" and reused[1:] == [shared] * 2, (method, reused)
+        assert run.meta["prompt"][0] == {"role": "system", "content": operator} and run.meta["shared_tokens"] == shared > 20
+        expected = usual.submit(replace(ask(max_new_tokens=8), messages=(
+            {"role": "system", "content": operator}, {"role": "user", "content": "My own words"})))
+        assert list(expected) and set(texts.values()) == {expected.text}
+        assert service.count_tokens([{"role": "user", "content": "My own words"}]) == run.meta["prompt_tokens"]
+        own = service.submit(replace(ask(max_new_tokens=8), messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "x"})))
+        assert list(own)[0].num_reused == shared and own.meta["prompt"][0]["content"] == f"{operator}\n\nBe brief."
+        assert all(sequence.tokens[:shared] == list(service._opened.shared) and len(sequence.tokens) == shared + 1
+                   for sequence in service._opened.engine.scheduler.shared)
+    finally:
+        service.close()
+        usual.close()
+    long = ready(system_prompt="word " * 300)
+    assert "--system-prompt has" in long.status().message and long.status().state == "failed"
+    long.close()

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
-from tiny import save_tiny
+from fake_machine import pretend
+from tiny import save_tiny, swap_tokens
 
 from specviz import shelf as module
 from specviz.errors import LoadError
@@ -20,12 +22,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, settings in {"target": {}, "draft": {"seed": 1, "num_hidden_layers": 1}, "stranger": {"seed": 2}}.items():
         save_tiny(folder / name, **settings)
-    path = folder / "stranger" / "tokenizer.json"
-    content = json.loads(path.read_text())
-    vocabulary = content["model"]["vocab"]
-    one, other = [token for token, number in vocabulary.items() if number in (40, 41)]
-    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
-    path.write_text(json.dumps(content))
+    swap_tokens(folder / "stranger")
     return folder
 
 
@@ -74,9 +71,14 @@ def test_on_a_graphics_card(tmp_path, monkeypatch, gigabytes, quantizations):
     assert not quantizations or offer.quantizations[0] == quantizations
     best, fitting = shelf.suggestion(), [offer for offer in shelf.offers() if not offer.fit and not offer.gated]
     assert best.num_parameters == max(offer.num_parameters for offer in fitting) and not best.gated and best.download_bytes
-    if gigabytes == 10:                      # somebody has packed it: the suggestion fetches a third
-        assert best.source not in [offer.source for offer in fitting] and best.quantizations == ("none",)
-        assert best.download_bytes < max(offer.download_bytes for offer in fitting) / 2
+    packed = [offer for offer in shelf.offers() if "packed as" in offer.name]
+    wholes = [offer for offer in shelf.offers() if offer.quantizations[0] == "nf4" and not offer.fit]
+    assert {offer.name for offer in packed} <= {f"{offer.name}, packed as nf4" for offer in wholes} and bool(packed) == bool(wholes)
+    for each in packed:                          # on the list beside the model it is, with the same drafters and a third of its download
+        whole = next(offer for offer in wholes if each.name == f"{offer.name}, packed as nf4")
+        assert each.quantizations == ("none",) and each.drafts == whole.drafts and each.download_bytes < whole.download_bytes / 2
+        assert each.memory_bytes == whole.memory_bytes and each.download_bytes < each.memory_bytes
+    assert gigabytes == 4 or best in packed
 
 
 def test_without_cuda_nothing_is_suggested(shelf):
@@ -94,6 +96,8 @@ def test_the_report_on_a_good_pair(shelf, folder):
 def test_the_report_on_a_foreign_tokenizer(shelf, folder):
     inspection = shelf.inspect(Choice(str(folder / "target"), str(folder / "stranger"), device="cpu"))
     assert not inspection.is_possible and "token 40" in levels(inspection, "bad")
+    assert "Draft model, Draft tree (the draft model has another vocabulary)" in levels(inspection, "note")
+    assert "Prompt lookup" in levels(inspection, "good") and "Draft model" not in levels(inspection, "good")
 
 
 def test_too_little_memory(shelf, folder, monkeypatch):
@@ -112,6 +116,35 @@ def test_what_cannot_be_is_a_line_not_an_error(tmp_path, folder, changes, words)
     shelf = Shelf(Options(cache_dir=tmp_path, offline=True))
     inspection = shelf.inspect(Choice(**{"target": str(folder / "target"), "device": "cpu"} | changes))
     assert not inspection.is_possible and words in levels(inspection, "bad")
+
+
+@pytest.mark.parametrize("packing", ["nf4", "nf4-double", "int8"])
+def test_files_that_are_packed_already_take_what_they_take(tmp_path, monkeypatch, packing):
+    """A packed checkpoint is judged and counted by its own quantization, though none was chosen, and a drafter beside it by its own."""
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": packing == "nf4-double"}
+    for name in ("whole", "packed"):
+        save_tiny(tmp_path / name, hidden_size=512, intermediate_size=1024, head_dim=64)
+    config = tmp_path / "packed" / "config.json"
+    how = {"quant_method": "bitsandbytes", **({"load_in_8bit": True} if packing == "int8" else four)}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": how}))
+    pretend(monkeypatch, (8,))
+    shelf, whole, packed = Shelf(Options(cache_dir=tmp_path)), str(tmp_path / "whole"), str(tmp_path / "packed")
+    assert shelf.held_bytes(Choice(packed)) == shelf.held_bytes(Choice(whole, quantization=packing)) < shelf.held_bytes(Choice(whole)) * 0.7
+    beside = shelf.held_bytes(Choice(packed, whole, quantization="none")) - shelf.held_bytes(Choice(packed))
+    assert beside > shelf.held_bytes(Choice(whole))                           # and its cache
+    report = levels(shelf.inspect(Choice(packed)), "good")
+    assert f"packed as {packing}" in report and f"cuda, {packing}" in report
+    told = re.search(r"memory: .*", report)[0]
+    assert told == re.search(r"memory: .*", levels(shelf.inspect(Choice(whole, quantization=packing)), "good"))[0]
+
+
+def test_damaged_weights_are_told_before_loading(shelf, folder, tmp_path):
+    """A file cut short is a bad line of the report, of target and drafter alike; without any weights only the small files are judged."""
+    broken = save_tiny(tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4000])
+    for choice in (Choice(str(broken), device="cpu"), Choice(str(folder / "target"), str(broken), device="cpu")):
+        assert re.search("weights? .*of broken .*(damaged|cannot be read)", levels(shelf.inspect(choice), "bad"))
 
 
 def test_the_default_model_before_it_is_fetched(shelf, monkeypatch):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import threading
 import time
 import weakref
@@ -10,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import save_tiny, tiny_tokenizer
+from tiny import save_tiny, swap_tokens, tiny_tokenizer
 
 from specviz import loading, opening
 from specviz.engine.sampling import SamplingParams
@@ -34,12 +33,7 @@ def shelf(tmp_path_factory):
         save_tiny(folder / name, **settings)
     weights = folder / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-5000])
-    path = folder / "stranger" / "tokenizer.json"
-    content = json.loads(path.read_text())
-    vocabulary = content["model"]["vocab"]
-    one, other = [token for token, number in vocabulary.items() if number in (40, 41)]
-    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
-    path.write_text(json.dumps(content))
+    swap_tokens(folder / "stranger")
     return folder
 
 
@@ -68,9 +62,9 @@ def settled(service) -> None:
 
 
 def endless(options, progress) -> Opened:
-    """The real opener, but no token ends an answer: random weights would choose one soon."""
+    """The real opener, but no token ends an answer (random weights would choose one soon), and no forward is spent on measuring costs."""
     opened = open_engine(options, progress)
-    opened.eos_ids = frozenset()
+    opened.eos_ids, opened.trial = frozenset(), None
     return opened
 
 
@@ -276,8 +270,8 @@ def test_a_failing_load_changes_nothing(start, shelf, monkeypatch, trouble, capf
 def test_what_a_failed_load_took_is_freed(start, shelf, monkeypatch):
     """A load that fails at its very last step leaves no model behind."""
     service, made = start(), []
-    build = opening._language_model
-    monkeypatch.setattr(opening, "_language_model", lambda *args, **kwargs: (model := build(*args, **kwargs), made.append(weakref.ref(model)))[0])
+    build = opening.language_model
+    monkeypatch.setattr(opening, "language_model", lambda *args, **kwargs: (model := build(*args, **kwargs), made.append(weakref.ref(model)))[0])
     monkeypatch.setattr(opening, "_warm_up", no_memory)
     service.load(choice(shelf, "second", "draft"))
     settled(service)

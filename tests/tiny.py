@@ -4,6 +4,7 @@ They know nothing of specviz: tests of any module may import them. The weights a
 """
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["CHAT_TEMPLATE", "EOS", "FAMILIES", "save_tiny", "tiny_model", "tiny_tokenizer"]
+__all__ = ["CHAT_TEMPLATE", "EOS", "FAMILIES", "save_tiny", "swap_tokens", "tiny_model", "tiny_tokenizer"]
 
 VOCAB_SIZE = 384
 BASE: dict[str, Any] = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
@@ -88,3 +89,13 @@ def save_tiny(path: str | Path, family: str = "llama", seed: int = 0, dtype: tor
     tiny_model(family, seed, dtype, **overrides).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+def swap_tokens(folder: Path, one: int = 40, other: int = 41) -> None:
+    """Make a saved model's tokenizer differ from the others' in two tokens."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = [token for token, number in vocabulary.items() if number in (one, other)]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(content))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..engine.attention import one_query_attention, view_length
+from ..engine.cache import KVCache
 from ..engine.lean import LeanDecoder
 from ..engine.linear import describe_machine
 from ..engine.smooth import CALIBRATION_TEXT
@@ -48,15 +49,31 @@ class Quality:
 
 
 class Runner:
-    """A decoder with the simplest cache there is: one sequence, written in place, rolled back by resetting `length`."""
+    """A decoder with the simplest cache there is: one sequence, written in place, rolled back by resetting `length`.
+
+    Compiled layers read and write a row of the engine's cache instead.
+    """
 
     def __init__(self, decoder: LeanDecoder, config: Any, capacity: int = 1024) -> None:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, 2, config.num_key_value_heads, capacity, head_dim)
-        self.decoder, self.store, self.length = decoder, torch.zeros(shape), 0
+        self.decoder, self.length = decoder, 0
+        self.store = torch.zeros(shape) if decoder.stack is None else None
+        self.cache = KVCache(capacity)
+        self.row = self.cache.allocate()
+
+    def _compiled(self, tokens: Tensor) -> Tensor:
+        """The states after the last norm, [T, H]; the row is brought back to `length` first."""
+        self.cache.truncate(self.row, self.length)
+        hidden = self.decoder.read(tokens, [self.cache.stage(self.row, len(tokens))]).hidden
+        self.length = self.cache.keep(self.row, range(len(tokens))).after
+        return hidden
 
     @torch.inference_mode()
     def feed(self, tokens: Tensor, num_logits: int | None = None) -> Tensor:
+        if self.decoder.stack is not None:
+            hidden = self._compiled(tokens)
+            return self.decoder.logits(hidden if num_logits is None else hidden[-num_logits:])
         start, end = self.length, self.length + len(tokens)
         view = view_length(end)
         positions = torch.arange(start, end)

@@ -1,32 +1,32 @@
-"""Reads published drafting heads from a folder: Medusa, EAGLE, EAGLE-3, in the spellings that are in use. It runs nothing.
+"""Reads published drafting heads: Medusa, EAGLE, EAGLE-3, exit adapters, in the spellings that are in use. It runs nothing.
 
 It knows nothing of the hub and of drafting. What a checkpoint is, is read from its config.json and its tensors' names and shapes, never
-from file or folder names; what does not fit the target is refused with tensor, found and expected shape. Pickled files are read as tensors
-only (`weights_only`), so no code in them runs.
+from file or folder names; what does not fit the target is refused with tensor, found and expected shape.
 """
 from __future__ import annotations
 
-import json
-import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..engine.model import LanguageModel
 from ..errors import LoadError
+from .checkpoint_files import HOT_TOKENS, PICKLED, Files, clean, read_config
+from .decoder_layer import LAYER
 from .parts import Heads
 
 __all__ = ["PICKLED", "checked_heads", "head_kind", "load_heads"]
 
-PICKLED = ("*.bin", "*.pt")
-_ROPE_TYPES = ("default", "linear", "llama3")
-_LAYER = "layers.0."
+_KNOWN = "Medusa, EAGLE, EAGLE-3 and exit adapters"
+_ROPE_NEEDS = {"default": (), "linear": ("factor",),
+               "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+               "yarn": ("factor", "original_max_position_embeddings")}
+_KANGAROO_EXITS = {32: 2, 40: 3}         # layers of the target -> exit of the published adapters (7B and 13B), whose files do not say it
 _MEDUSA = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
 _MEDUSA_BLOCKS = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 _PART_OF_MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\..*|blocks\..*|lm_heads\..*|lm_head\.weight|token_map")
@@ -35,109 +35,53 @@ _OTHERS = {"DFlash or DSpark": r"hidden_norm\.weight|markov_w1.*", "P-EAGLE": r"
 
 
 def head_kind(folder: Path, name: str) -> str | None:
-    """What heads a folder holds: "medusa", "eagle", "eagle3", or None for anything else, such as an ordinary model.
+    """What heads a folder holds: "medusa", "eagle", "eagle3", "exit_adapter", or None for anything else, such as an ordinary model.
 
     Raises LoadError for heads of a method that specviz does not have, and for files that cannot be read.
     """
-    return _kind(set(_Files(folder, name)), name)
+    return _kind(set(Files(folder, name)), name)
 
 
 def load_heads(folder: Path, name: str, target: LanguageModel, target_name: str) -> Heads:
     """Read a folder's heads and check them against the target. name, target_name: for the eye. Raises LoadError."""
-    return checked_heads(_Files(folder, name), _read_config(folder, name), name, target, target_name)
+    return checked_heads(Files(folder, name), read_config(folder, name), name, target, target_name)
 
 
 def checked_heads(tensors: Mapping[str, Tensor], config: Mapping[str, Any], name: str, target: LanguageModel, target_name: str) -> Heads:
     """Heads from tensors under their published names and a config.json's content. Raises LoadError where they do not fit the target."""
-    tensors = tensors if isinstance(tensors, _Files) else {_clean(key): tensor for key, tensor in tensors.items()}
+    tensors = tensors if isinstance(tensors, Files) else {clean(key): tensor for key, tensor in tensors.items()}
     kind = _kind(set(tensors), name)
     if kind is None:
-        raise LoadError(f"{name} holds no drafting heads that specviz knows: expected tensors of Medusa, EAGLE or EAGLE-3, found "
+        raise LoadError(f"{name} holds no drafting heads that specviz knows: expected tensors of {_KNOWN}, found "
                         f"{', '.join(sorted(tensors)[:3]) or 'none'}.")
     check = _Check(name, target, target_name)
     if kind == "medusa":                                     # of a whole model with heads, the heads alone are read
         return _medusa({key: tensors[key] for key in tensors if _PART_OF_MEDUSA.fullmatch(key)}, config, check)
-    return _eagle(kind, {key: tensors[key] for key in tensors if not key.endswith("rotary_emb.inv_freq")}, config, check)
+    found = {key: tensors[key] for key in tensors if not key.endswith("rotary_emb.inv_freq")}
+    return _exit_adapter(found, config, check) if kind == "exit_adapter" else _eagle(kind, found, config, check)
 
 
-# ---- files ------------------------------------------------------------------------------------------------------------
-class _Files(Mapping[str, Tensor]):
-    """The tensors of a folder's weight files, safetensors before pickled ones, under one spelling; read when asked for."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._places: dict[str, tuple[Path, str]] = {}
-        self._pickled: dict[str, Tensor] = {}
-        try:
-            for path in (safe := sorted(folder.glob("*.safetensors"))):
-                with safe_open(path, "pt") as file:
-                    self._places.update((_clean(key), (path, key)) for key in file.keys())
-        except (SafetensorError, OSError) as error:
-            raise LoadError(f"The weights of {name} cannot be read ({str(error)[:120]}); fetch them again.") from error
-        if not safe:
-            self._pickled = _read_pickled([path for pattern in PICKLED for path in sorted(folder.glob(pattern))], name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places or self._pickled)
-
-    def __len__(self) -> int:
-        return len(self._places or self._pickled)
-
-    def __getitem__(self, key: str) -> Tensor:
-        if key in self._pickled:
-            return self._pickled[key]
-        path, name = self._places[key]
-        with safe_open(path, "pt") as file:
-            return file.get_tensor(name)
-
-
-def _read_pickled(paths: list[Path], name: str) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    failure: Exception | None = None
-    for path in paths:
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-            failure = error
-            continue
-        if isinstance(content, Mapping):
-            tensors.update((_clean(key), value) for key, value in content.items() if isinstance(value, Tensor))
-    if failure is not None and not tensors:
-        raise LoadError(f"{paths[0].name} of {name} is damaged, or holds more than tensors, which specviz never reads; look for "
-                        "a safetensors file of these heads.") from failure
-    return tensors
-
-
-def _clean(name: str) -> str:
-    """One spelling for tensors that projects name differently."""
-    name = name.removeprefix("model.")
-    name = re.sub(r"^midlayer\.", _LAYER, name)
-    name = re.sub(r"^transformer\.(?=self_attn\.|mlp\.|input_layernorm\.|post_attention_layernorm\.)", _LAYER, name)
-    return re.sub(r"^fusion_fc\.", "fc.", name)
-
-
-def _read_config(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"The config.json of {name} is missing or cannot be read ({str(error)[:120]}); copy it beside the "
-                        "weights.") from error
-    if not isinstance(config, dict):
-        raise LoadError(f"The config.json of {name} holds no table of settings; fetch it again.")
-    return config
-
-
+# ---- kinds ------------------------------------------------------------------------------------------------------------
 def _kind(names: set[str], name: str) -> str | None:
     if any(_MEDUSA_BLOCKS.fullmatch(key) or ((found := _MEDUSA.fullmatch(key)) and found[3]) for key in names):
         return "medusa"
     telling = "|".join(_OTHERS[other] for other in ("Hydra", "ReDrafter", "MLP speculator"))
+    if _is_exit_adapter(names):
+        return "exit_adapter"
     if "fc.weight" not in names and not any(re.fullmatch(telling, key) for key in names):
         return None
     for other, pattern in _OTHERS.items():
         if any(re.fullmatch(pattern, key) for key in names):
-            raise LoadError(f"{name} holds {other} heads, a method that specviz does not have; it reads Medusa, EAGLE and EAGLE-3.")
-    if _LAYER + "hidden_norm.weight" in names:
+            raise LoadError(f"{name} holds {other} heads, a method that specviz does not have; it reads {_KNOWN}.")
+    if LAYER + "hidden_norm.weight" in names:
         return "eagle3"
-    return "eagle" if _LAYER + "self_attn.q_proj.weight" in names else None
+    return "eagle" if LAYER + "self_attn.q_proj.weight" in names else None
+
+
+def _is_exit_adapter(names: set[str]) -> bool:
+    """A decoder layer and a last norm, and nothing that turns tokens into states: no ordinary model of one layer, no EAGLE head."""
+    return {LAYER + "self_attn.q_proj.weight", LAYER + "input_layernorm.weight", "norm.weight"} <= names and not any(
+        key.startswith(("embed_tokens", "fc.")) for key in names)
 
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
@@ -170,6 +114,12 @@ class _Check:
             return {name + ".weight"}
         self.shape(tensors, name + ".bias", num_out)
         return {name + ".weight", name + ".bias"}
+
+    def nothing_left(self, tensors: Mapping[str, Tensor], known: set[str], what: str) -> None:
+        """Raise for tensors that nobody would read: leaving them out would make other heads of them."""
+        if unread := sorted(set(tensors) - known):
+            raise LoadError(f"{self.name} has {len(unread)} tensors that have no place in {what}, first {unread[0]} "
+                            f"{list(tensors[unread[0]].shape)}; specviz reads heads of one layer.")
 
     def number(self, config: Mapping[str, Any], key: str, default: Any = None, kind: type = int) -> Any:
         """A positive number of the configuration."""
@@ -207,7 +157,10 @@ def _medusa(tensors: Mapping[str, Tensor], config: Mapping[str, Any], check: _Ch
             named[f"heads.{i}.lm_head.weight"] = lm_heads[i]
             rows = len(tensors["token_map"]) if "token_map" in tensors else max(check.target.num_tokens, len(lm_heads[i]))
             check.shape(named, f"heads.{i}.lm_head.weight", rows, check.hidden_size)
-    if lm_heads and "token_map" in tensors:
+        if (key := f"blocks.{i}.projection.weight") in tensors:      # what specviz's own heads put before the target's LM head
+            check.shape(tensors, key, check.hidden_size, check.hidden_size)
+            named[f"heads.{i}.projection.weight"] = tensors[key]
+    if "token_map" in tensors:                               # without LM heads of its own: rows of the target's
         named["token_map"] = _token_map(tensors["token_map"].long(), check)
     return Heads("medusa", check.name, named, {"num_heads": num_heads, "num_layers": num_layers, **_own_facts(config)})
 
@@ -230,18 +183,14 @@ def _eagle(kind: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], 
     layer = nested if isinstance(nested, dict) else config
     fused = kind == "eagle3"
     size = check.number(layer, "hidden_size", len(tensors["fc.weight"]))
-    num_heads = check.number(layer, "num_attention_heads")
-    num_kv_heads = check.number(layer, "num_key_value_heads", num_heads)
-    head_dim = check.number(layer, "head_dim", max(1, size // num_heads))
-    if (act := layer.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise LoadError(f"The config.json of {check.name} names the activation {act!r}; expected silu.")
-    facts: dict[str, Any] = {"head_dim": head_dim, "epsilon": check.number(layer, "rms_norm_eps", 1e-6, float), "rope": _rope(layer, check),
-                             **_own_facts(config)}
+    facts, num_query, num_kv = _layer_facts(layer, size, check)
+    facts |= _own_facts(config)
+    tensors = _with_hot_tokens(tensors, check)
     known: set[str] = {"t2d", "embed_tokens.weight"}
     if fused:
         facts |= _fused_facts(tensors, config, layer, check)
         width, num_in = 2 * size, len(facts["taps"]) * check.hidden_size
-        for norm in (_LAYER + "input_layernorm", _LAYER + "hidden_norm", "norm"):
+        for norm in (LAYER + "input_layernorm", LAYER + "hidden_norm", "norm"):
             check.shape(tensors, norm + ".weight", size)
             known.add(norm + ".weight")
         if facts["norm_before_fc"]:
@@ -254,7 +203,7 @@ def _eagle(kind: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], 
     else:
         width, num_in = check.hidden_size, 2 * check.hidden_size
         size = check.hidden_size
-        for norm in (_LAYER + "input_layernorm", "embedding_layernorm", "hidden_states_layernorm", "pre_lm_head_layernorm"):
+        for norm in (LAYER + "input_layernorm", "embedding_layernorm", "hidden_states_layernorm", "pre_lm_head_layernorm"):
             if norm + ".weight" in tensors:
                 check.shape(tensors, norm + ".weight", size)
                 known.add(norm + ".weight")
@@ -263,15 +212,9 @@ def _eagle(kind: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], 
     known |= check.linear(tensors, "fc", size, num_in)
     if config.get("bias") is True and "fc.bias" not in tensors and not fused:
         raise check.refuse(f"config.json says that fc has a bias, but the tensor fc.bias is missing, expected [{size}]")
-    known |= _layer_shapes(tensors, size, width, num_heads * head_dim, num_kv_heads * head_dim, check)
-    for norm in (_LAYER + "self_attn.q_norm.weight", _LAYER + "self_attn.k_norm.weight"):
-        if norm in tensors:
-            check.shape(tensors, norm, head_dim)
-            known.add(norm)
+    known |= _attention_shapes(tensors, size, width, num_query, num_kv, facts["head_dim"], check) | _mlp_shapes(tensors, size, check)
     known |= _vocabulary(tensors, config, size, check)
-    if unread := sorted(set(tensors) - known):
-        raise LoadError(f"{check.name} has {len(unread)} tensors that have no place in a one-layer {'EAGLE-3' if fused else 'EAGLE'} head, "
-                        f"first {unread[0]} {list(tensors[unread[0]].shape)}; specviz reads heads of one layer.")
+    check.nothing_left(tensors, known, f"a one-layer {'EAGLE-3' if fused else 'EAGLE'} head")
     used = {key: tensor for key, tensor in tensors.items() if key in known and key != "t2d"}
     if size == check.hidden_size and not config.get("embed_requires_grad"):
         used.pop("embed_tokens.weight", None)                # a copy of the target's
@@ -289,7 +232,10 @@ def _fused_facts(tensors: Mapping[str, Tensor], config: Mapping[str, Any], layer
     if ids is None:
         taps = (2, num_layers // 2, num_layers - 3)          # the reference's: low, middle, high
     else:
-        taps = tuple(int(i) + (int(ids[0]) == 1) for i in ids)       # ids that begin with 1 count outputs of layers, others inputs
+        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+            raise LoadError(f"The config.json of {check.name} says eagle_aux_hidden_state_layer_ids = {ids!r}; expected a list of layer "
+                            "numbers.")
+        taps = tuple(i + (ids[0] == 1) for i in ids)         # ids that begin with 1 count outputs of layers, others inputs
     if not taps or not all(0 <= tap <= num_layers for tap in taps):
         raise check.refuse(f"it reads the target's layers {', '.join(map(str, taps))}, and the target has {num_layers}")
     return {"taps": taps, "norm_before_residual": flag("norm_before_residual"), "norm_output": flag("norm_output"),
@@ -297,18 +243,79 @@ def _fused_facts(tensors: Mapping[str, Tensor], config: Mapping[str, Any], layer
             "fc_norm": flag("fc_norm", "fc_norm.0.weight" in tensors)}
 
 
-def _layer_shapes(tensors: Mapping[str, Tensor], size: int, width: int, num_query: int, num_kv: int, check: _Check) -> set[str]:
-    """Check the decoder layer; returns the names of its tensors."""
-    gate = tensors.get(_LAYER + "mlp.gate_proj.weight")
-    inner = len(gate) if gate is not None else 0
-    names = {_LAYER + "post_attention_layernorm.weight"}
-    check.shape(tensors, _LAYER + "post_attention_layernorm.weight", size)
-    shapes = {"self_attn.q_proj": (num_query, width), "self_attn.k_proj": (num_kv, width), "self_attn.v_proj": (num_kv, width),
-              "self_attn.o_proj": (size, num_query), "mlp.gate_proj": (inner, size), "mlp.up_proj": (inner, size),
-              "mlp.down_proj": (size, inner)}
+def _layer_facts(layer: Mapping[str, Any], size: int, check: _Check) -> tuple[dict[str, Any], int, int]:
+    """What a decoder layer's settings say, and the widths of its queries and keys."""
+    num_heads = check.number(layer, "num_attention_heads")
+    num_kv_heads = check.number(layer, "num_key_value_heads", num_heads)
+    head_dim = check.number(layer, "head_dim", max(1, size // num_heads))
+    if (act := layer.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise LoadError(f"The config.json of {check.name} names the activation {act!r}; expected silu.")
+    facts = {"head_dim": head_dim, "epsilon": check.number(layer, "rms_norm_eps", 1e-6, float), "rope": _rope(layer, check)}
+    return facts, num_heads * head_dim, num_kv_heads * head_dim
+
+
+def _attention_shapes(tensors: Mapping[str, Tensor], size: int, width: int, num_query: int, num_kv: int, head_dim: int, check: _Check
+                      ) -> set[str]:
+    """Check a layer's attention; returns the names of its tensors."""
+    shapes = {"q_proj": (num_query, width), "k_proj": (num_kv, width), "v_proj": (num_kv, width), "o_proj": (size, num_query)}
+    names: set[str] = set()
     for name, (num_out, num_in) in shapes.items():
-        names |= check.linear(tensors, _LAYER + name, num_out, num_in)
+        names |= check.linear(tensors, f"{LAYER}self_attn.{name}", num_out, num_in)
+    for norm in (LAYER + "self_attn.q_norm.weight", LAYER + "self_attn.k_norm.weight"):
+        if norm in tensors:
+            check.shape(tensors, norm, head_dim)
+            names.add(norm)
     return names
+
+
+def _mlp_shapes(tensors: Mapping[str, Tensor], size: int, check: _Check) -> set[str]:
+    """Check a layer's MLP and the norm before it; returns the names of its tensors."""
+    gate = tensors.get(LAYER + "mlp.gate_proj.weight")
+    inner = len(gate) if gate is not None else 0
+    check.shape(tensors, LAYER + "post_attention_layernorm.weight", size)
+    names = {LAYER + "post_attention_layernorm.weight"}
+    for name, (num_out, num_in) in {"gate_proj": (inner, size), "up_proj": (inner, size), "down_proj": (size, inner)}.items():
+        names |= check.linear(tensors, f"{LAYER}mlp.{name}", num_out, num_in)
+    return names
+
+
+def _with_hot_tokens(tensors: Mapping[str, Tensor], check: _Check) -> dict[str, Tensor]:
+    """Tensors with a list of tokens turned into offsets: the head guesses among these, and the target's LM head is read for them alone."""
+    tensors = dict(tensors)
+    if (ids := tensors.pop(HOT_TOKENS, None)) is not None and "d2t" not in tensors:
+        tensors["d2t"] = _token_map(ids.long(), check) - torch.arange(len(ids))
+    return tensors
+
+
+def _exit_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], check: _Check) -> Heads:
+    """One decoder layer, with or without MLP, behind the target's first layers (Kangaroo, arXiv 2404.18911). What its configuration does
+    not say of attention is as the target's."""
+    size, num_layers, own = check.hidden_size, check.target.num_layers, config.get("specviz")
+    said = {**(own if isinstance(own, dict) else {}), **{key: config[key] for key in ("exit_layer", "early_exit_layer") if key in config}}
+    exit_layer = said.get("exit_layer", said.get("early_exit_layer", _KANGAROO_EXITS.get(num_layers)))
+    if type(exit_layer) is not int or not 0 < exit_layer < num_layers:
+        raise check.refuse(f"its config.json says exit_layer = {exit_layer!r}, expected a layer from 1 to {num_layers - 1}")
+    ours = check.target.config
+    rope = getattr(ours, "rope_parameters", None)
+    theirs = {"num_attention_heads": ours.num_attention_heads, "num_key_value_heads": getattr(ours, "num_key_value_heads", None),
+              "head_dim": getattr(ours, "head_dim", None), "rms_norm_eps": getattr(ours, "rms_norm_eps", None)}
+    if not {"rope_parameters", "rope_theta", "rope_scaling"} & config.keys() and isinstance(rope, dict) and "rope_theta" in rope:
+        theirs["rope_parameters"] = rope
+    facts, num_query, num_kv = _layer_facts({**theirs, **config}, size, check)
+    tensors = _with_hot_tokens(tensors, check)
+    known = {LAYER + "input_layernorm.weight", "norm.weight", "t2d"}
+    for norm in (LAYER + "input_layernorm.weight", "norm.weight"):
+        check.shape(tensors, norm, size)
+    if "projection.weight" in tensors:                       # what specviz's own have before the target's LM head
+        check.shape(tensors, "projection.weight", size, size)
+        known.add("projection.weight")
+    known |= _attention_shapes(tensors, size, size, num_query, num_kv, facts["head_dim"], check)
+    if any(key.startswith((LAYER + "mlp.", LAYER + "post_attention_layernorm.")) for key in tensors):
+        known |= _mlp_shapes(tensors, size, check)
+    known |= _vocabulary(tensors, config, size, check)
+    check.nothing_left(tensors, known, "an exit adapter")
+    used = {key: tensor for key, tensor in tensors.items() if key in known and key != "t2d"}
+    return Heads("exit_adapter", check.name, used, {**facts, "exit_layer": exit_layer, **_own_facts(config)})
 
 
 def _vocabulary(tensors: Mapping[str, Tensor], config: Mapping[str, Any], size: int, check: _Check) -> set[str]:
@@ -321,10 +328,13 @@ def _vocabulary(tensors: Mapping[str, Tensor], config: Mapping[str, Any], size: 
     if embeddings is not None:
         check.shape(tensors, "embed_tokens.weight", max(num_tokens, len(embeddings)), size)
     if "lm_head.weight" not in tensors:
-        if "d2t" in tensors or size != check.hidden_size:
+        if size != check.hidden_size:
             rows = len(tensors["d2t"]) if "d2t" in tensors else num_rows
             raise check.refuse(f"the tensor lm_head.weight is missing, expected [{rows}, {size}]")
-        return set()
+        if "d2t" not in tensors:
+            return set()
+        _token_map(torch.arange(len(tensors["d2t"])) + tensors["d2t"].long(), check)       # rows of the target's own LM head
+        return {"d2t"}
     rows = len(tensors["lm_head.weight"])
     if "d2t" not in tensors:
         check.shape(tensors, "lm_head.weight", max(num_tokens, rows), size)
@@ -340,9 +350,11 @@ def _rope(layer: Mapping[str, Any], check: _Check) -> dict[str, Any]:
     """The rotary settings under transformers 5's names, from either generation of configurations."""
     given = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
     rope = dict(given) if isinstance(given, dict) else {}
-    kind = rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
+    kind = rope["rope_type"] = str(rope.get("rope_type") or rope.pop("type", None) or "default")
     rope["rope_theta"] = check.number({**layer, **rope}, "rope_theta", 10000.0, float)
-    if kind not in _ROPE_TYPES:
-        raise LoadError(f"The config.json of {check.name} asks for rotary positions of type {kind!r}; expected {', '.join(_ROPE_TYPES)}.")
-    needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")}
-    return rope | {key: check.number(rope, key, kind=float) for key in needed.get(kind, ())}
+    if kind not in _ROPE_NEEDS:
+        raise LoadError(f"The config.json of {check.name} asks for rotary positions of type {kind!r}; expected {', '.join(_ROPE_NEEDS)}.")
+    trained = "original_max_position_embeddings"
+    rope[trained] = rope.get(trained) or layer.get(trained) or layer.get("max_position_embeddings")
+    optional = [key for key in ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim") if rope.get(key) is not None]
+    return rope | {key: check.number(rope, key, kind=float) for key in (*_ROPE_NEEDS[kind], *optional)}

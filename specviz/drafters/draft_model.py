@@ -11,18 +11,25 @@ from itertools import takewhile
 from ..engine.draft import Draft
 from ..engine.drafting import Budget, Outcome
 from ..engine.model import Row
+from ..engine.option import Option
 from ..engine.sequence import Sequence
-from .chain import Chain, grow
+from .chain import CONFIDENCE, Chain, grow
 from .parts import Parts
 
-__all__ = ["DraftModel", "missing"]
+__all__ = ["DraftModel", "missing", "options"]
 
 _CHUNK = 256                   # tokens of a long prompt read at a time
 
 
 def missing(parts: Parts) -> str:
     """Why this method cannot run."""
-    return "" if parts.draft is not None else "no draft model is loaded; start with --draft and a model that has the target's tokenizer"
+    sentence = "no draft model is loaded; choose one with the target's tokenizer as drafter under Models, or start with --draft"
+    return "" if parts.draft is not None else sentence
+
+
+def options(parts: Parts) -> tuple[Option, ...]:
+    """What can be set."""
+    return (CONFIDENCE,)
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..engine.draft import ROOT, Draft
 from ..engine.drafting import Budget
 from ..engine.model import Row
+from ..engine.option import Option
 from ..engine.sampling import distribution, penalized
 from ..engine.sequence import Sequence
 from ..engine.verify import without
@@ -24,9 +25,20 @@ from .chain import Chain, fitted
 from .draft_model import DraftModel
 from .parts import Parts
 
-__all__ = ["ChosenTree", "DraftTree", "DrawnTree", "shape"]
+__all__ = ["ChosenTree", "DraftTree", "DrawnTree", "options", "shape"]
 
-_ACCEPTED = (0.7, 0.2, 0.07, 0.03)      # supposed chances that the first, second, ... sibling is the one; they only shape the tree
+# Supposed chances that the first, second, ... sibling is the one; they only shape the tree.
+_ACCEPTED = (0.7, 0.2, 0.07, 0.03, 0.015, 0.008, 0.005, 0.003)
+
+
+def options(parts: Parts) -> tuple[Option, ...]:
+    """What can be set; K is the number of nodes."""
+    return (Option("width", "Children per node", "whole", 3, "How many continuations of one token are tried at most; 1 is a chain.", 1,
+                   len(_ACCEPTED)),
+            Option("depth", "Depth", "whole", 8, "Tokens on the longest path at most; each level is one more pass of the "
+                   "draft model.", 1, 16),
+            Option("siblings", "Siblings when sampling", "choice", "drawn", "Greedy answers always take the most probable continuations.",
+                   choices=(("drawn", "drawn, without replacement"), ("top", "the most probable"))))
 
 
 @lru_cache(maxsize=256)
@@ -191,7 +203,8 @@ class _Growth:
 class DraftTree(DraftModel):
     """Drafts trees with `parts.draft`. The user's K is the number of nodes.
 
-    width: children per node at most. A greedy request gets the K most probable paths; otherwise K nodes in the fixed shape of `shape`.
+    width: children per node at most. A greedy request gets the K most probable paths, and a sampled one that asks for "top" siblings:
+    those are chosen, point masses to the verifier. Otherwise K nodes in the fixed shape of `shape` are drawn.
     """
     name = "draft_tree"
 
@@ -215,11 +228,12 @@ class DraftTree(DraftModel):
         chain = self._chain(sequence, budget)
         if not isinstance(chain, Chain):
             return chain
-        room = self._cache.capacity - len(sequence.tokens)
-        if sequence.params.greedy:
-            tree: DrawnTree | ChosenTree = ChosenTree(budget.nodes, chain.length, self._width, room)
+        settings, room = sequence.settings, self._cache.capacity - len(sequence.tokens)
+        width, depth = settings.option("width", self._width), min(chain.length, settings.option("depth", chain.length))
+        if sequence.params.greedy or settings.option("siblings", "drawn") == "top":
+            tree: DrawnTree | ChosenTree = ChosenTree(budget.nodes, depth, width, room)
         else:
             def draw(probs: Tensor, depth: int, number: int) -> int:
                 return sequence.noise.draw_draft(probs, len(sequence.tokens) + depth, sequence.num_steps, number)
-            tree = DrawnTree(shape(min(budget.nodes, room + 1), chain.length, self._width), draw)
+            tree = DrawnTree(shape(min(budget.nodes, room + 1), depth, width), draw)
         return _Growth(sequence, chain.row, chain.pending, tree, self._num_tokens)

@@ -9,7 +9,9 @@ whatever the target commits is read again with the target's own states.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+import math
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -18,32 +20,44 @@ from torch import Tensor
 from ..engine.cache import KVCache
 from ..engine.draft import ROOT, Draft
 from ..engine.drafting import Budget, Outcome
+from ..engine.option import Option
 from ..engine.sequence import Sequence
-from .eagle_head import EagleHead
+from .eagle_head import EagleHead, Guess
 from .parts import Parts
-from .static_tree import Path, best_tree, prefix
+from .static_tree import MAX_RANK, Path, best_tree, prefix, tree_option, written_tree
+from .target_states import HeardStates, hear
+from .worth import confidence_option, floor_option
 
-__all__ = ["Eagle", "Eagle2", "Eagle3", "missing"]
+__all__ = ["Eagle", "Eagle2", "Eagle3", "fixed_options", "grown_options", "missing"]
 
 _CHUNK = 256                   # pairs of a long prompt read at a time
+_TRIAL = 64                    # pairs before a measured pass
 _SPARE = 1024                  # entries that a tree may need beyond the context, inner nodes only
-_DEPTH, _WIDTH = 6, 10         # as deep and wide as the reference grows its trees; the paper tries 5 to 7
+_DEPTH, _WIDTH = 6, MAX_RANK + 1         # as deep and wide as the reference grows its trees; the paper tries 5 to 7
 # A judgement: the head's first guess is right three times out of four, ranks 2 to 10 share the rest. It only orders the fixed tree.
-_CHANCES = ((0.75, 0.09, 0.04, 0.025, 0.018, 0.014, 0.011, 0.009, 0.007, 0.006),) * _DEPTH
+_CHANCES = (0.75, 0.09, 0.04, 0.025, 0.018, 0.014, 0.011, 0.009, 0.007, 0.006)
 
 
 def missing(kind: str) -> Callable[[Parts], str]:
     """Why a method with heads of this kind cannot run."""
-    sentence = f"no {'EAGLE-3' if kind == 'eagle3' else 'EAGLE'} head is loaded; start with --draft and a head that was trained for this target"
+    name = "EAGLE-3" if kind == "eagle3" else "EAGLE"
+    sentence = f"no {name} head is loaded; choose a head trained for this target as drafter under Models, or start with --draft"
     return lambda parts: "" if kind in parts.heads else sentence
 
 
-@dataclass(slots=True)
-class _State:
-    """Per request: its row in the head's cache, and the target's states from that row's length on, `known` of all tokens counted."""
-    row: int
-    known: int = 0
-    states: list[Tensor] = field(default_factory=list)       # [m, H'] each
+def _depth_option() -> Option:
+    return Option("depth", "Depth", "whole", _DEPTH, "Tokens on the longest path at most; each level is one more pass of the head.", 1, 12)
+
+
+def fixed_options(parts: Parts) -> tuple[Option, ...]:
+    """What can be set of EAGLE's tree; K is the number of nodes."""
+    return (tree_option(), _depth_option())
+
+
+def grown_options(parts: Parts) -> tuple[Option, ...]:
+    """What can be set of EAGLE-2's and EAGLE-3's; K is the number of nodes."""
+    return (_depth_option(), Option("width", "Width", "whole", _WIDTH, "At each depth so many of the best nodes get so many children; of "
+                                    "all these the best K are proposed.", 1, _WIDTH), confidence_option(parts), floor_option(parts))
 
 
 @dataclass(slots=True)
@@ -51,7 +65,7 @@ class _Tree:
     """A tree in the making. Lists run over its nodes, dictionaries over those that were read, `ROOT` standing for the committed text."""
     sequence: Sequence
     budget: Budget
-    state: _State
+    state: HeardStates
     shape: frozenset[Path] = frozenset()                     # of a fixed tree
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -59,7 +73,8 @@ class _Tree:
     scores: list[float] = field(default_factory=list)        # log of the product of the head's probabilities
     entries: dict[int, int] = field(default_factory=dict)    # where it lies among the staged entries
     carried: dict[int, Tensor] = field(default_factory=dict)
-    log_probs: dict[int, Tensor] = field(default_factory=dict)
+    logits: dict[int, Tensor] = field(default_factory=dict)
+    stop: str = "length"                                     # why it is no larger
 
     def add(self, parent: int, tokens: Seq[int], log_probs: Seq[float], ranks: Seq[int]) -> None:
         base, path = (0.0, ()) if parent == ROOT else (self.scores[parent], self.paths[parent])
@@ -87,11 +102,11 @@ class Eagle:
         self.needs = self._head.needs
 
     # ---- what differs between the methods -------------------------------------------------------------------------------
-    def _shape(self, budget: Budget) -> frozenset[Path]:
+    def _shape(self, sequence: Sequence, budget: Budget) -> frozenset[Path]:
         """All paths of the tree, where they are known beforehand."""
-        if self._fixed is None:
-            return frozenset(best_tree(_CHANCES[:budget.depth], budget.nodes))
-        return frozenset(prefix(self._fixed, budget.nodes, budget.depth))
+        paths = written_tree(sequence.settings.option("tree", "best")) or self._fixed
+        depth = min(budget.depth, sequence.settings.option("depth", budget.depth if paths else _DEPTH))
+        return frozenset(prefix(paths, budget.nodes, depth) if paths else best_tree((_CHANCES,) * depth, budget.nodes))
 
     def _children(self, tree: _Tree, node: int, width: int) -> list[int]:
         """Which of the `width` best guesses behind a node become nodes."""
@@ -113,7 +128,7 @@ class Eagle:
         for sequence, budget in zip(sequences, budgets):
             sequence.draft_kv = None
             if min(budget.nodes, budget.depth) > 0:
-                trees.append(_Tree(sequence, budget, sequence.drafting, self._shape(budget)))
+                trees.append(_Tree(sequence, budget, sequence.drafting, self._shape(sequence, budget)))
         self._root(trees)
         going = [(tree, list(range(len(tree.tokens)))) for tree in trees]
         while going := [(tree, frontier) for tree, level in going if (frontier := self._frontier(tree, level))]:
@@ -128,13 +143,13 @@ class Eagle:
 
     def _root(self, trees: list[_Tree]) -> None:
         """Read the pairs that became complete, and guess what follows the text."""
-        feeds, tokens, states = [], [], []
+        feeds, tokens, states, ends = [], [], [], []
         for tree in trees:
             state, sequence = tree.state, tree.sequence
             fused = self._head.fuse(torch.cat(state.states))
             while len(fused) > _CHUNK:
                 start = self._cache.length(state.row) + 1
-                self._head.forward([self._cache.stage(state.row, _CHUNK)], self._ids(sequence.tokens[start:start + _CHUNK]), fused[:_CHUNK])
+                self._head.guess([self._cache.stage(state.row, _CHUNK)], sequence.tokens[start:start + _CHUNK], fused[:_CHUNK], ())
                 self._cache.keep(state.row, range(_CHUNK))
                 fused = fused[_CHUNK:]
             pairs = sequence.tokens[self._cache.length(state.row) + 1:]
@@ -143,10 +158,10 @@ class Eagle:
             tokens.extend(pairs)
             states.append(fused)
             tree.entries[ROOT] = len(pairs) - 1
+            ends.append(len(tokens) - 1)
         if trees:
-            ends = torch.tensor([len(part) for part in states]).cumsum(0) - 1
-            guess = self._head.forward(feeds, self._ids(tokens), torch.cat(states))
-            self._grow([(tree, ROOT) for tree in trees], guess.carried[ends], guess.read[ends])
+            guess = self._head.guess(feeds, tokens, torch.cat(states), ends, _WIDTH)
+            self._grow([(tree, ROOT) for tree in trees], guess.carried[ends], guess)
 
     def _deepen(self, going: list[tuple[_Tree, list[int]]]) -> list[tuple[_Tree, list[int]]]:
         """Read these nodes of all trees at once; returns each tree with its new nodes."""
@@ -157,19 +172,16 @@ class Eagle:
             tree.entries.update((node, first + i) for i, node in enumerate(frontier))
             read.extend((tree, node) for node in frontier)
         before = [len(tree.tokens) for tree, _ in going]
-        guess = self._head.forward(feeds, self._ids([tree.tokens[node] for tree, node in read]),
-                                   torch.stack([tree.carried[tree.parents[node]] for tree, node in read]))
-        self._grow(read, guess.carried, guess.read)
+        guess = self._head.guess(feeds, [tree.tokens[node] for tree, node in read],
+                                 torch.stack([tree.carried[tree.parents[node]] for tree, node in read]), range(len(read)), _WIDTH)
+        self._grow(read, guess.carried, guess)
         return [(tree, list(range(start, len(tree.tokens)))) for (tree, _), start in zip(going, before)]
 
-    def _grow(self, read: list[tuple[_Tree, int]], carried: Tensor, states: Tensor) -> None:
+    def _grow(self, read: list[tuple[_Tree, int]], carried: Tensor, guess: Guess) -> None:
         """Give the nodes that were just read their children."""
-        log_probs = self._head.log_probs(states)
-        top = log_probs.topk(min(_WIDTH, log_probs.shape[-1]), -1)
-        tokens = (top.indices if self._head.token_ids is None else self._head.token_ids[top.indices]).tolist()
-        for i, ((tree, node), ids, values) in enumerate(zip(read, tokens, top.values.tolist())):
-            tree.carried[node], tree.log_probs[node] = carried[i], log_probs[i]
-            tree.add(node, ids, values, self._children(tree, node, len(ids)))
+        for i, ((tree, node), tokens, log_probs) in enumerate(zip(read, guess.tokens, guess.log_probs)):
+            tree.carried[node], tree.logits[node] = carried[i], guess.logits[i]
+            tree.add(node, tokens, log_probs, self._children(tree, node, len(tokens)))
 
     def _draft(self, tree: _Tree) -> Draft:
         chosen = self._chosen(tree)
@@ -178,43 +190,50 @@ class Eagle:
         shown = None
         if tree.sequence.keep_probs and chosen:
             rows = sorted(set(parents))
-            probs = torch.stack([tree.log_probs[node] for node in rows]).exp()
+            probs = torch.stack([tree.logits[node] for node in rows])
+            probs = probs.to(torch.promote_types(probs.dtype, torch.float32)).softmax(-1)
             if self._head.token_ids is not None:
                 probs = probs.new_zeros(len(rows), self._target.num_tokens).index_add_(-1, self._head.token_ids, probs)
             shown = probs[[rows.index(parent) for parent in parents]]
         scores = torch.tensor([tree.scores[node] for node in chosen], dtype=torch.float64).exp().tolist()
         tokens, parents = [tree.tokens[node] for node in chosen], [index.get(parent, ROOT) for parent in parents]
-        return Draft(tuple(tokens), tuple(parents), scores=tuple(scores), shown_probs=shown, stop="length")
+        return Draft(tuple(tokens), tuple(parents), scores=tuple(scores), shown_probs=shown, stop=tree.stop)
 
-    def _ids(self, tokens: Seq[int]) -> Tensor:
-        return torch.tensor(tokens, dtype=torch.long, device=self._target.device)
+    @contextmanager
+    def single_pass(self) -> Iterator[Callable[[], None]]:
+        """While it is open, a function that reads one token behind a short text, for whoever measures what a pass takes."""
+        row = self._cache.allocate()
+        states = torch.zeros(_TRIAL, self._target.config.hidden_size, dtype=self._target.dtype, device=self._target.device)
+        with torch.inference_mode():
+            self._head.guess([self._cache.stage(row, _TRIAL)], [1] * _TRIAL, states, ())
+        self._cache.keep(row, range(_TRIAL))
+
+        @torch.inference_mode()
+        def run() -> None:
+            self._head.guess([self._cache.stage(row, 1)], [1], states[:1], [0], _WIDTH)
+            self._cache.keep(row, ())
+        try:
+            yield run
+        finally:
+            self._cache.free(row)
 
     # ---- the rest of the protocol ---------------------------------------------------------------------------------------
     def observe(self, outcomes: Seq[Outcome]) -> None:
         """Store the target's states of all tokens that it committed."""
-        for outcome in outcomes:
-            sequence = outcome.sequence
-            if sequence.drafting is None:
-                sequence.drafting = _State(self._cache.allocate())
-            state: _State = sequence.drafting
-            pending = len(outcome.hidden) - len(outcome.draft)
-            path = outcome.verdict.path if outcome.verdict else ()
-            kept = self._target_cache.length(sequence.row) - state.known         # a block cut by EOS or a stop is shorter than its path
-            state.states.append(outcome.hidden[[*range(pending), *(pending + node for node in path)][:kept]])
-            state.known += kept
+        hear(outcomes, self._cache, self._target_cache)
 
     def fork(self, source: Sequence, target: Sequence, length: int) -> int:
         """Copy the row. Its next pair needs the target's state at the fork's last token; where that was used up, the token is read anew."""
         if source.drafter is not self or source.drafting is None:
             return 0
-        state: _State = source.drafting
+        state: HeardStates = source.drafting
         first = self._cache.length(state.row)                # token of the first state that is still there
         if length > first:
             states = [torch.cat(state.states)[:length - first].clone()]
-            target.drafting = _State(self._cache.fork(state.row, first), length, states)
+            target.drafting = HeardStates(self._cache.fork(state.row, first), length, states)
             return length
         if length > 1:
-            target.drafting = _State(self._cache.fork(state.row, length - 1), length - 1)
+            target.drafting = HeardStates(self._cache.fork(state.row, length - 1), length - 1)
         return length - 1
 
     def release(self, sequence: Sequence) -> None:
@@ -235,20 +254,31 @@ class Eagle2(Eagle):
         super().__init__(parts)
         self._depth, self._width = depth, width
 
-    def _shape(self, budget: Budget) -> frozenset[Path]:
+    def _shape(self, sequence: Sequence, budget: Budget) -> frozenset[Path]:
         return frozenset()
 
+    def _most(self, tree: _Tree) -> int:
+        return min(tree.sequence.settings.option("width", self._width), tree.budget.nodes)
+
     def _children(self, tree: _Tree, node: int, width: int) -> list[int]:
-        return list(range(min(width, self._width, tree.budget.nodes)))
+        return list(range(min(width, self._most(tree))))
 
     def _frontier(self, tree: _Tree, level: Seq[int]) -> list[int]:
-        if not level or len(tree.paths[level[0]]) >= min(self._depth, tree.budget.depth):
+        settings = tree.sequence.settings
+        if not level or len(tree.paths[level[0]]) >= min(settings.option("depth", self._depth), tree.budget.depth):
             return []
-        return sorted(sorted(level, key=lambda node: -tree.scores[node])[:min(self._width, tree.budget.nodes)])
+        if math.exp(max(tree.scores[node] for node in level)) < settings.option("confidence", 0.0):
+            tree.stop = "confidence"
+            return []
+        return sorted(sorted(level, key=lambda node: -tree.scores[node])[:self._most(tree)])
 
     def _chosen(self, tree: _Tree) -> list[int]:
         order = sorted(range(len(tree.tokens)), key=lambda node: -tree.scores[node])         # stable: of equals the shallower comes first
-        return order[:tree.budget.nodes]
+        floor = tree.sequence.settings.option("floor", 0.0)
+        chosen = [node for node in order[:tree.budget.nodes] if math.exp(tree.scores[node]) >= floor]
+        if len(chosen) < min(len(order), tree.budget.nodes):
+            tree.stop = "confidence"
+        return chosen
 
 
 class Eagle3(Eagle2):

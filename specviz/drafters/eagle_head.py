@@ -4,30 +4,33 @@ It knows nothing of requests, trees or files: it reads what `checkpoints.py` has
 """
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engine.attention import packed_attention
 from ..engine.cache import Feed
+from ..engine.linear import Int8Linear
 from ..engine.model import FINAL, LanguageModel
+from .compiled_eagle import CompiledEagle, halves
+from .decoder_layer import LAYER, DecoderLayer, rms
 from .parts import Heads
+from .vocabulary import Vocabulary
 
-__all__ = ["EagleHead", "Guess", "rope_frequencies"]
-
-_LAYER = "layers.0."
+__all__ = ["EagleHead", "Guess"]
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """carried: [T, H], the state that a child of the token is read with. read: [T, H], what the LM head reads."""
+    """carried: [T, H], the state that a child of each token is read with. Behind the wanted tokens: logits [n, D]; the target's ids of the
+    best next tokens, best first, and the logs of their probabilities.
+    """
     carried: Tensor
-    read: Tensor
+    logits: Tensor
+    tokens: list[list[int]]
+    log_probs: list[list[float]]
 
 
 class EagleHead:
@@ -48,111 +51,70 @@ class EagleHead:
         self._fused = heads.kind == "eagle3"
         self.needs: tuple[int, ...] = tuple(facts["taps"]) if self._fused else (FINAL,)
         self._weights = {name: tensor.to(target.device, target.dtype) for name, tensor in heads.tensors.items()
-                         if tensor.is_floating_point()}
-        self.token_ids: Tensor | None = None
-        self._unknown: Tensor | None = None                    # own tokens that the target does not have
-        if (offsets := heads.tensors.get("d2t")) is not None:
-            self.token_ids = (torch.arange(len(offsets)) + offsets).to(target.device)
-            unknown = self.token_ids >= target.num_tokens
-            self._unknown = unknown if unknown.any() else None
-            self.token_ids = self.token_ids.clamp(max=target.num_tokens - 1)
-        self._frequencies = rope_frequencies(facts["rope"], facts["head_dim"]).to(target.device)
+                         if tensor.is_floating_point() and name != "lm_head.weight"}
+        self._vocabulary = Vocabulary(heads.tensors, target)
+        self.token_ids = self._vocabulary.token_ids
+        self._ids = None if self.token_ids is None else self.token_ids.tolist()
+        own = self._weights.get("embed_tokens.weight")
+        self._embeddings = target.embeddings.weight if own is None else own
+        beside = self._beside()
+        self._layer = DecoderLayer(self._weights, facts, target, beside)
+        self._whole = CompiledEagle(self._layer.compiled, *beside, self._embeddings) if beside and self._layer.compiled else None
+
+    def _beside(self) -> list[Int8Linear]:
+        """The products around the layer, where a pass can be one call of the compiled kernel; none elsewhere."""
+        others = ("embedding_layernorm.weight", "pre_lm_head_layernorm.weight")
+        table, vocabulary = self._embeddings, self._vocabulary.compiled
+        if (self._fused or vocabulary is None or self._facts.get("normalize_embeddings") or any(name in self._weights for name in others)
+                or table.dtype != torch.float32 or not table.is_contiguous() or table.device.type != "cpu"):
+            return []
+        made = halves(self._weights["fc.weight"], self._weights.get("fc.bias"), self._target)
+        return [*made, vocabulary] if all(isinstance(each, Int8Linear) for each in made) else []
 
     def fuse(self, states: Tensor) -> Tensor:
         """The target's states for `needs`, [T, H'] -> what the layer takes for f, [T, H]."""
         if not self._fused:
             return states
         if self._facts.get("norm_before_fc"):
-            states = self._norm(states, "input_norm")
+            states = self._layer.norm(states, "input_norm")
         if self._facts.get("fc_norm"):
             parts = states.chunk(len(self.needs), -1)
-            states = torch.cat([self._norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], -1)
-        return self._linear(states, "fc")
+            states = torch.cat([self._layer.norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], -1)
+        return self._layer.linear(states, "fc")
 
-    def forward(self, feeds: Seq[Feed], token_ids: Tensor, states: Tensor) -> Guess:
-        """Read T tokens of all feeds in order. token_ids: int64 [T]. states: [T, H], f of the token before each: fused or carried."""
-        embedded = self._embed(token_ids)
+    def guess(self, feeds: Seq[Feed], token_ids: Seq[int], states: Tensor, wanted: Seq[int], width: int = 1) -> Guess:
+        """Read T tokens of all feeds in order and guess what follows the wanted ones, by their places among the T.
+
+        states: [T, H], f of the token before each: fused or carried. width: how many guesses behind each, fewer where there are fewer.
+        """
+        if self._whole is not None:
+            carried, logits, tokens, log_probs = self._whole(feeds, token_ids, states, wanted, width)
+            if self._ids is not None:
+                tokens = [[self._ids[word] for word in row] for row in tokens]
+            return Guess(carried, logits, tokens, log_probs)
+        carried, read = self.read(feeds, torch.tensor(token_ids, dtype=torch.long, device=states.device), states)
+        if not wanted:
+            return Guess(carried, read.new_empty(0, 0), [], [])
+        log_probs = self._vocabulary.log_probs(read if len(wanted) == len(read) else read[torch.tensor(wanted, device=read.device)])
+        top = log_probs.topk(min(width, log_probs.shape[-1]), -1)
+        ids = top.indices if self.token_ids is None else self.token_ids[top.indices]
+        return Guess(carried, log_probs, ids.tolist(), top.values.tolist())
+
+    def read(self, feeds: Seq[Feed], token_ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """The states that are carried on, and those that the LM head reads, [T, H] each."""
+        layer, embedded = self._layer, self._embed(token_ids)
         if self._fused:
-            normed = self._norm(states, _LAYER + "hidden_norm")
+            normed = layer.norm(states, LAYER + "hidden_norm")
             kept = normed if self._facts.get("norm_before_residual") else states
-            mixed = torch.cat([self._norm(embedded, _LAYER + "input_layernorm"), normed], -1)
-        else:
-            if "embedding_layernorm.weight" in self._weights:
-                embedded, states = self._norm(embedded, "embedding_layernorm"), self._norm(states, "hidden_states_layernorm")
-            kept = self._linear(torch.cat([embedded, states], -1), "fc")
-            mixed = self._norm(kept, _LAYER + "input_layernorm") if _LAYER + "input_layernorm.weight" in self._weights else kept
-        hidden = kept + self._attend(feeds, mixed)
-        inner = self._norm(hidden, _LAYER + "post_attention_layernorm")
-        gated = F.silu(self._linear(inner, _LAYER + "mlp.gate_proj")) * self._linear(inner, _LAYER + "mlp.up_proj")
-        hidden = hidden + self._linear(gated, _LAYER + "mlp.down_proj")
-        if self._fused:
-            read = self._norm(hidden, "norm")
-            return Guess(read if self._facts.get("norm_output") else hidden, read)
-        return Guess(hidden, self._norm(hidden, "pre_lm_head_layernorm") if "pre_lm_head_layernorm.weight" in self._weights else hidden)
-
-    def log_probs(self, read: Tensor) -> Tensor:
-        """The guess of the next token, [n, H] -> [n, D], float32 or better; -inf for tokens that the target does not have."""
-        if "lm_head.weight" in self._weights:
-            logits = self._linear(read, "lm_head")
-            logits = logits if self.token_ids is not None else logits[:, :self._target.num_tokens]
-            if self._unknown is not None:
-                logits = logits.masked_fill(self._unknown, float("-inf"))
-        else:
-            logits = self._target.head(read)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).clamp(max=0)
+            mixed = torch.cat([layer.norm(embedded, LAYER + "input_layernorm"), normed], -1)
+            hidden = layer.mlp(kept + layer.attend(feeds, mixed))
+            read = layer.norm(hidden, "norm")
+            return read if self._facts.get("norm_output") else hidden, read
+        if layer.has("embedding_layernorm"):
+            embedded, states = layer.norm(embedded, "embedding_layernorm"), layer.norm(states, "hidden_states_layernorm")
+        hidden = layer.forward(feeds, layer.linear(torch.cat([embedded, states], -1), "fc"))
+        return hidden, layer.norm(hidden, "pre_lm_head_layernorm") if layer.has("pre_lm_head_layernorm") else hidden
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        own = self._weights.get("embed_tokens.weight")
-        embedded = self._target.embed(token_ids) if own is None else F.embedding(token_ids, own)
-        return _rms(embedded, self._facts["epsilon"]) if self._facts.get("normalize_embeddings") else embedded
-
-    def _attend(self, feeds: Seq[Feed], mixed: Tensor) -> Tensor:
-        head_dim, num_tokens = self._facts["head_dim"], len(mixed)
-        query, key, value = (self._linear(mixed, f"{_LAYER}self_attn.{name}_proj").view(num_tokens, -1, head_dim) for name in "qkv")
-        if _LAYER + "self_attn.q_norm.weight" in self._weights:                  # Qwen3-style layers
-            query, key = self._norm(query, _LAYER + "self_attn.q_norm"), self._norm(key, _LAYER + "self_attn.k_norm")
-        positions = torch.tensor([position for feed in feeds for position in feed.positions], device=mixed.device)
-        angles = positions[:, None, None] * self._frequencies
-        cos, sin = angles.cos().to(mixed.dtype), angles.sin().to(mixed.dtype)
-        query, key = _rotated(query, cos, sin).contiguous(), _rotated(key, cos, sin)
-        parts, start = [], 0
-        for feed in feeds:
-            end = start + feed.num_tokens
-            keys, values = feed.write(0, key[start:end], value[start:end])
-            parts.append(packed_attention(query[start:end], keys, values, feed.mask(None, mixed.dtype), head_dim ** -0.5))
-            start = end
-        return self._linear(torch.cat(parts), _LAYER + "self_attn.o_proj")
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self._weights[name + ".weight"], self._weights.get(name + ".bias"))
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        return _rms(x, self._facts["epsilon"]) * self._weights[name + ".weight"]
-
-
-def _rms(x: Tensor, epsilon: float) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()).to(x.dtype)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of each head, [T, heads, D]; cos and sin are [T, 1, D / 2]."""
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def rope_frequencies(rope: Mapping[str, Any], head_dim: int) -> Tensor:
-    """Radians per position of each rotated pair, float32 [D / 2].
-
-    rope: {"rope_theta", "rope_type": "default", "linear" or "llama3", and what that type needs}. RoPE: arXiv 2104.09864; llama3: the
-    slow frequencies are divided by "factor", the fast ones kept, those between interpolated.
-    """
-    frequencies = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if rope["rope_type"] == "linear":
-        return frequencies / rope["factor"]
-    if rope["rope_type"] == "llama3":
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)      # over the length it was trained on
-        share = ((turns - low) / (high - low)).clamp(0, 1)
-        return frequencies * (share + (1 - share) / rope["factor"])
-    return frequencies
+        embedded = self._target.embed(token_ids) if "embed_tokens.weight" not in self._weights else F.embedding(token_ids, self._embeddings)
+        return rms(embedded, self._facts["epsilon"]) if self._facts.get("normalize_embeddings") else embedded

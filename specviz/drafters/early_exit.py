@@ -9,12 +9,21 @@ from collections.abc import Sequence as Seq
 
 from ..engine.draft import Draft
 from ..engine.drafting import Budget
+from ..engine.option import Option
 from ..engine.sequence import Sequence
-from .chain import Chain, grow
+from .chain import CONFIDENCE, Chain, grow
 from .parts import Parts
 from .plain import Stateless
 
-__all__ = ["EarlyExit", "missing", "untrained"]
+__all__ = ["EarlyExit", "missing", "options", "untrained"]
+
+
+def options(parts: Parts) -> tuple[Option, ...]:
+    """What can be set."""
+    trained = f" It was trained to exit after {', '.join(map(str, parts.trained_exits))}." if parts.trained_exits else ""
+    most = max(1, parts.target.num_layers - 1)
+    words = f"How many of the target's {parts.target.num_layers} layers guess.{trained}"
+    return (Option("exit_layer", "Exit after layer", "whole", min(most, _default(parts)), words, 1, most), CONFIDENCE)
 
 
 def missing(parts: Parts) -> str:
@@ -27,20 +36,25 @@ def untrained(parts: Parts) -> bool:
     return not parts.trained_exits
 
 
+def _default(parts: Parts) -> int:
+    return parts.trained_exits[0] if parts.trained_exits else max(1, parts.target.num_layers // 3)
+
+
 class EarlyExit(Stateless):
     """Drafts with the first `exit_layer` layers; by default the first trained exit, or a third of the layers."""
     name = "early_exit"
 
     def __init__(self, parts: Parts, *, exit_layer: int | None = None) -> None:
         self._model, self._cache = parts.target, parts.cache
-        default = parts.trained_exits[0] if parts.trained_exits else max(1, parts.target.num_layers // 3)
-        self.exit_layer = exit_layer or default
+        self.exit_layer = exit_layer or _default(parts)
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[Draft]:
         chains = [Chain(sequence, min(budget.nodes, budget.depth), sequence.row, sequence.tokens[self._cache.length(sequence.row):],
                         self._model.num_tokens)
                   for sequence, budget in zip(sequences, budgets)]
-        grow(chains, self._model, self._cache, self.exit_layer)
+        exits = [sequence.settings.option("exit_layer", self.exit_layer) for sequence in sequences]
+        for layer in sorted(set(exits)):
+            grow([chain for chain, exit_layer in zip(chains, exits) if exit_layer == layer], self._model, self._cache, layer)
         for chain in chains:
             self._cache.keep(chain.row, ())
-        return [chain.draft() if chain.length > 0 else Draft(stop="budget") for chain in chains]
+        return [chain.draft() for chain in chains]

@@ -7,15 +7,69 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
 
 from ..engine.draft import ROOT, Draft
 from ..engine.drafting import Budget, Outcome
+from ..engine.option import Option
 from ..engine.sequence import Sequence
 from .parts import Parts
 from .plain import Stateless
 
-__all__ = ["Lookahead", "Pool", "Window"]
+__all__ = ["Lookahead", "Pool", "Size", "Window", "best_size", "options"]
+
+# How often a guessed token is right, and after how many steps the pool has something to say: what the authors fitted for a 7B chat model.
+# They only shape the choice of a size; nothing is promised by them.
+_ALPHA, _EVERY = 0.425, 3.106
+_WIDEST, _LONGEST, _MOST = 20, 7, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """window, ngram, guesses: W columns, n-grams of N tokens, at most G of them tried at a time."""
+    window: int
+    ngram: int
+    guesses: int
+
+    @property
+    def num_fed(self) -> int:
+        """Tokens in one forward at most: the last committed one, window and guesses."""
+        return (self.window + self.guesses) * (self.ngram - 1) + 1
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Expected, if every guessed token were right with the supposed chance: equations 4 and 5 of the paper, with as many guesses
+        as columns at most."""
+        length, tried = self.ngram - 1, min(self.window, self.guesses)
+        expected = 1 + length - sum((1 - _ALPHA ** i) ** tried for i in range(1, length + 1))
+        return (_EVERY - 1 + expected) / _EVERY
+
+
+_DEFAULT = Size(4, 3, 4)
+
+
+def best_size(verify_cost: Callable[[int], float] | None) -> Size:
+    """W, N and G for this machine: the size with the most expected tokens per unit of time, the smallest of equals.
+
+    verify_cost: v(M), what a forward of M tokens takes over one of a single token; None where it was not measured, then a small size
+    that suits a CPU. The paper's own choice for an A100 is W 15, N 5, G 15: there a step costs hardly more than a single token.
+    """
+    if verify_cost is None:
+        return _DEFAULT
+    sizes = [Size(wide, long, wide) for long in range(2, _LONGEST + 1) for wide in range(2, _WIDEST + 1)]
+    costs = {num_fed: max(1e-9, float(verify_cost(num_fed))) for num_fed in sorted({size.num_fed for size in sizes})}
+    return max(sorted(sizes, key=lambda size: size.num_fed), key=lambda size: size.tokens_per_step / costs[size.num_fed])
+
+
+def options(parts: Parts) -> tuple[Option, ...]:
+    """What can be set; the defaults follow from the measured cost of a forward."""
+    size = best_size(parts.verify_cost)
+    measured = "" if parts.verify_cost is None else " The default follows from what a step was measured to cost here."
+    return (Option("window", "Window W", "whole", size.window, f"Places guessed in parallel.{measured}", 1, _WIDEST),
+            Option("ngram", "N-gram length N", "whole", size.ngram, "Tokens that the pool keeps together; a guess has N - 1.", 2, _LONGEST),
+            Option("guesses", "Guesses G", "whole", size.guesses, "N-grams kept for each first token, and tried together.", 1, _MOST))
+
 
 
 class Pool:
@@ -45,9 +99,11 @@ class Pool:
         self._ngrams.move_to_end(token)
         return list(reversed(self._ngrams[token]))
 
-    def copy(self) -> Pool:
-        new = Pool(self._num_guesses, self._max_keys)
-        new._ngrams = OrderedDict((key, OrderedDict(rests)) for key, rests in self._ngrams.items())
+    def copy(self, num_guesses: int | None = None) -> Pool:
+        """A pool that can grow in its own way, and may keep another number of each."""
+        new = Pool(num_guesses or self._num_guesses, self._max_keys)
+        for key, rests in self._ngrams.items():
+            new._ngrams[key] = OrderedDict.fromkeys(list(rests)[-new._num_guesses:])
         return new
 
 
@@ -133,22 +189,24 @@ class Lookahead(Stateless):
     """Drafts with the target's own parallel guesses.
 
     window, ngram, guesses: W, N and G of the paper. The draft length K that a user sets limits the guessed nodes, as for every method;
-    the window's W (N - 1) nodes come on top of it. The defaults are far below the paper's (W 15, N 5 on an A100), because on a CPU each
-    fed token costs a good part of a step; even so the method often loses there. Chosen windows never change the text: its nodes are
-    not judged, and guesses are chosen, not drawn.
+    the window's W (N - 1) nodes come on top of it. By default they follow from the measured cost of a forward (`best_size`); on a CPU
+    each fed token costs a good part of a step, and the method often loses there. Windows never change the text: their nodes are not
+    judged, and guesses are chosen, not drawn.
     """
     name = "lookahead"
 
-    def __init__(self, parts: Parts | None = None, *, window: int = 4, ngram: int = 3, guesses: int = 4) -> None:
-        assert window >= 1 and ngram >= 2 and guesses >= 1, "a window of at least one column, n-grams of at least two tokens, one guess"
+    def __init__(self, parts: Parts | None = None, *, window: int | None = None, ngram: int | None = None,
+                 guesses: int | None = None) -> None:
+        best = best_size(parts.verify_cost if parts else None)
+        self._size = Size(window or best.window, ngram or best.ngram, guesses or best.guesses)
+        assert self._size.ngram >= 2, "n-grams of at least two tokens"
         self._markers = parts.marker_ids if parts else frozenset()
-        self._window, self._ngram, self._guesses = window, ngram, guesses
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[Draft]:
         drafts = []
         for sequence, budget in zip(sequences, budgets):
             if sequence.drafting is None:
-                sequence.drafting = self._new(Pool(self._guesses))
+                sequence.drafting = self._new(sequence, Pool(self._wanted(sequence).guesses))
             window: Window = sequence.drafting
             drafts.append(window.draft(sequence.tokens, budget) if budget.depth > 0 else Draft(stop="budget"))
         return drafts
@@ -165,8 +223,13 @@ class Lookahead(Stateless):
     def fork(self, source: Sequence, target: Sequence, length: int) -> int:
         """The conversation's pool goes on to its next turn; the window starts anew, for its places are gone."""
         if isinstance(source.drafting, Window):
-            target.drafting = self._new(source.drafting.pool.copy())
+            target.drafting = self._new(target, source.drafting.pool.copy(self._wanted(target).guesses))
         return length
 
-    def _new(self, pool: Pool) -> Window:
-        return Window(self._window, self._ngram, pool, self._markers)
+    def _wanted(self, sequence: Sequence) -> Size:
+        option, size = sequence.settings.option, self._size
+        return Size(option("window", size.window), option("ngram", size.ngram), option("guesses", size.guesses))
+
+    def _new(self, sequence: Sequence, pool: Pool) -> Window:
+        size = self._wanted(sequence)
+        return Window(size.window, size.ngram, pool, self._markers)

@@ -5,6 +5,7 @@ paths fit together badly.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 import torch
@@ -14,11 +15,14 @@ from torch.nn import functional as F
 from ..engine.draft import Draft
 from ..engine.drafting import Budget, Outcome
 from ..engine.model import FINAL, LanguageModel
+from ..engine.option import Option
 from ..engine.sequence import Sequence
 from .parts import Heads, Parts
-from .static_tree import Path, best_tree, prefix
+from .products import product, products
+from .static_tree import Path, best_tree, prefix, tree_option, written_tree
+from .worth import floor_option
 
-__all__ = ["Medusa", "MedusaHeads", "RANK_CHANCES", "missing"]
+__all__ = ["Medusa", "MedusaHeads", "RANK_CHANCES", "missing", "options"]
 
 # How often the first and one of the first five guesses of each head are right: measured by the authors for Vicuna-7B after one epoch
 # (`medusa_acc.csv` of github.com/FasterDecoding/Medusa). Only the order in which a tree grows follows from it.
@@ -29,13 +33,22 @@ RANK_CHANCES = tuple((one, *(share * (five - one) for share in _SHARES)) for one
 
 def missing(parts: Parts) -> str:
     """Why this method cannot run."""
-    return "" if "medusa" in parts.heads else "no Medusa heads are loaded; start with --draft and heads that were trained for this target"
+    sentence = "no Medusa heads are loaded; choose heads trained for this target as drafter under Models, or start with --draft"
+    return "" if "medusa" in parts.heads else sentence
+
+
+def options(parts: Parts) -> tuple[Option, ...]:
+    """What can be set; K is the number of nodes."""
+    num_heads = parts.heads["medusa"].facts["num_heads"] if "medusa" in parts.heads else 1
+    return (tree_option(), Option("depth", "Heads used", "whole", num_heads, "Each head guesses one place further ahead.", 1, num_heads),
+            floor_option(parts))
 
 
 class MedusaHeads:
     """All heads on the target's device and in its dtype.
 
-    Head k: h + SiLU(W h + b), as often as it has layers, then an LM head: its own, one that all share, or the target's.
+    Head k: h + SiLU(W h + b), as often as it has layers, then an LM head: its own, one that all share, or the target's, with a square matrix
+    in front where there is one.
     """
 
     def __init__(self, heads: Heads, target: LanguageModel) -> None:
@@ -46,6 +59,10 @@ class MedusaHeads:
         self._num_layers: int = heads.facts["num_layers"]
         token_map = heads.tensors.get("token_map")
         self.token_ids: Tensor | None = None if token_map is None else token_map.to(target.device)
+        self._has_own_heads = "heads.0.lm_head.weight" in self._weights
+        rows = None if token_map is None or self._has_own_heads else target.head_rows(self.token_ids)
+        self._rows = None if rows is None else product(rows, None, target)
+        self._products = products(self._weights, target)
 
     def log_probs(self, hidden: Tensor, depth: int) -> Tensor:
         """What the first `depth` heads guess behind the target's last states, [n, H] -> [n, depth, D]; D counts `token_ids`, or is the
@@ -55,13 +72,17 @@ class MedusaHeads:
             state = hidden
             for j in range(self._num_layers):
                 name = f"heads.{k}.layers.{j}"
-                state = state + F.silu(F.linear(state, self._weights[name + ".weight"], self._weights.get(name + ".bias")))
-            rows.append(state)
+                state = state + F.silu(self._products[name](state))
+            projection = self._products.get(f"heads.{k}.projection")
+            rows.append(state if projection is None else projection(state))
         states = torch.stack(rows, 1)
-        if "heads.0.lm_head.weight" in self._weights:
-            logits = torch.stack([F.linear(states[:, k], self._weights[f"heads.{k}.lm_head.weight"]) for k in range(depth)], 1)
+        if self._has_own_heads:
+            logits = torch.stack([self._products[f"heads.{k}.lm_head"](states[:, k]) for k in range(depth)], 1)
+        elif self._rows is not None:
+            logits = self._rows(states)
         else:
             logits = self._target.head(states.flatten(0, 1)).unflatten(0, (len(hidden), depth))
+            logits = logits if self.token_ids is None else logits[..., self.token_ids.clamp(max=self._target.num_tokens - 1)]
         if self.token_ids is None:
             logits = logits[..., :self._target.num_tokens]
         elif (unknown := self.token_ids >= self._target.num_tokens).any():
@@ -83,17 +104,23 @@ class Medusa:
         self._num_tokens = parts.target.num_tokens
         self._tree = tree
 
-    def tree(self, num_nodes: int, depth: int) -> list[Path]:
-        """The paths that a budget pays for."""
-        num_heads = self._heads.num_heads
-        if self._tree is None:
-            chances = tuple(RANK_CHANCES[min(k, len(RANK_CHANCES) - 1)] for k in range(min(num_heads, depth)))
+    def tree(self, num_nodes: int, depth: int, paths: Seq[Path] | None = None) -> list[Path]:
+        """The paths that a budget pays for. paths: a tree in place of the drafter's own."""
+        depth, paths = min(self._heads.num_heads, depth), paths or self._tree
+        if paths is None:
+            chances = tuple(RANK_CHANCES[min(k, len(RANK_CHANCES) - 1)] for k in range(depth))
             return list(best_tree(chances, num_nodes))
-        return prefix(self._tree, num_nodes, min(num_heads, depth))
+        return prefix(paths, num_nodes, depth)
+
+    def _wanted(self, sequence: Sequence, budget: Budget) -> list[Path]:
+        if min(budget.nodes, budget.depth) <= 0:
+            return []
+        option = sequence.settings.option
+        return self.tree(budget.nodes, min(budget.depth, option("depth", budget.depth)), written_tree(option("tree", "best")))
 
     @torch.inference_mode()
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[Draft]:
-        trees = [self.tree(budget.nodes, budget.depth) if min(budget.nodes, budget.depth) > 0 else [] for budget in budgets]
+        trees = [self._wanted(*each) for each in zip(sequences, budgets)]
         going = [i for i, tree in enumerate(trees) if tree]
         drafts = [Draft(stop="budget") for _ in sequences]
         if going:
@@ -111,15 +138,20 @@ class Medusa:
         values = top.values.tolist()
         nodes: dict[Path, int] = {}
         tokens, parents, scores = [], [], []
+        floor, stop = sequence.settings.option("floor", 0.0), "length"
         for path in tree:
             depth, rank = len(path) - 1, path[-1]
             parent = nodes.get(path[:-1], -1)
             if rank >= width or values[depth][rank] == float("-inf") or (depth and parent < 0):
-                continue                                     # fewer known tokens than the tree has ranks
+                continue                                     # fewer known tokens than the tree has ranks, or its parent was dropped
+            score = values[depth][rank] + (scores[parent] if depth else 0.0)
+            if math.exp(score) < floor:
+                stop = "confidence"
+                continue
             nodes[path] = len(tokens)
             tokens.append(ids[depth][rank])
             parents.append(parent)
-            scores.append(values[depth][rank] + (scores[parent] if depth else 0.0))
+            scores.append(score)
         shown = None
         if sequence.keep_probs and tokens:
             probs = rows.exp()
@@ -128,7 +160,7 @@ class Medusa:
                     -1, self._heads.token_ids.clamp(max=self._num_tokens - 1), probs)
             shown = probs[[len(path) - 1 for path in nodes]]
         products = torch.tensor(scores, dtype=torch.float64).exp().tolist()
-        return Draft(tuple(tokens), tuple(parents), scores=tuple(products), shown_probs=shown, stop="length")
+        return Draft(tuple(tokens), tuple(parents), scores=tuple(products), shown_probs=shown, stop=stop)
 
     def observe(self, outcomes: Seq[Outcome]) -> None:
         """Keep the state of the last token that was committed. A block that is cut before it is the sequence's last."""

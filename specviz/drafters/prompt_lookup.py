@@ -8,14 +8,23 @@ from collections.abc import Sequence as Seq
 
 from ..engine.draft import Draft
 from ..engine.drafting import Budget
+from ..engine.option import Option
 from ..engine.sequence import Sequence
 from .parts import Parts
 from .plain import Stateless
 
-__all__ = ["NGramIndex", "PromptLookup"]
+__all__ = ["NGramIndex", "PromptLookup", "options"]
 
 _CANDIDATES = 8                # most recent places that are compared for the longest match
 _LONGEST = 32                  # matches are measured up to this length
+
+
+def options(parts: Parts) -> tuple[Option, ...]:
+    """What can be set."""
+    return (Option("min_match", "Shortest match", "whole", 2, "Tokens that must have appeared before. Shorter matches are found more often "
+                   "and copied less reliably.", 1, 16),
+            Option("max_match", "Longest match measured", "whole", _LONGEST, "Of several places the one with the longest match is copied; a "
+                   "draft is at most twice as long as its match.", 1, 64))
 
 
 class NGramIndex:
@@ -38,13 +47,13 @@ class NGramIndex:
                 self._ends.setdefault(gram, []).append(end)
         self._indexed = max(self._indexed, len(tokens))
 
-    def longest(self, tokens: Seq[int]) -> tuple[int, int]:
+    def longest(self, tokens: Seq[int], most: int = _LONGEST) -> tuple[int, int]:
         """(end of the earlier match, its length) for the longest match of the text's last tokens, the most recent of equals; (0, 0) if
-        there is none."""
+        there is none. most: matches are measured up to this length."""
         best, length = 0, 0
         for end in self._ends.get(tuple(tokens[-self._size:]), ())[:-_CANDIDATES - 1:-1]:
             common = self._size
-            while common < _LONGEST and common < end and tokens[end - common - 1] == tokens[-common - 1]:
+            while common < most and common < end and tokens[end - common - 1] == tokens[-common - 1]:
                 if tokens[end - common - 1] in self._markers:
                     break
                 common += 1
@@ -70,12 +79,12 @@ class PromptLookup(Stateless):
     def _propose(self, sequence: Sequence, budget: Budget) -> Draft:
         tokens, most = sequence.tokens, min(budget.nodes, budget.depth)
         if sequence.drafting is None:
-            sequence.drafting = NGramIndex(self._min_match, self._markers)
+            sequence.drafting = NGramIndex(sequence.settings.option("min_match", self._min_match), self._markers)
         index: NGramIndex = sequence.drafting
         index.extend(tokens)
         if most <= 0:
             return Draft(stop="budget")
-        end, match = index.longest(tokens)
+        end, match = index.longest(tokens, sequence.settings.option("max_match", _LONGEST))
         if not match:
             return Draft(stop="no match")
         wanted = min(most, 2 * match - 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..engine.cache import KVCache
 from ..engine.model import FINAL, LanguageModel, Row
 from .eagle_head import EagleHead
+from .exit_adapter import Adapter
 from .medusa import MedusaHeads
 from .parts import Heads
 
@@ -57,6 +58,8 @@ def checked(heads: Heads, target: LanguageModel, prompt: Seq[int], answer: Seq[i
 def measure(heads: Heads, target: LanguageModel, prompt: Seq[int], answer: Seq[int]) -> Agreement:
     """Feed the true states of the answer's tokens and compare; one forward of the target and one of the heads."""
     tokens = [*prompt, *answer]
+    if heads.kind == "exit_adapter":
+        return _measure_adapter(Adapter(heads, target), target, tokens, max(0, len(prompt) - 1))
     eagle = None if heads.kind == "medusa" else EagleHead(heads, target)
     cache = KVCache(len(tokens), target.device)
     output = target.forward([Row(cache.allocate(), tokens)], cache, hidden=(FINAL,) if eagle is None else eagle.needs)[0]
@@ -64,6 +67,14 @@ def measure(heads: Heads, target: LanguageModel, prompt: Seq[int], answer: Seq[i
     choices = output.logits[first + 1:-1].argmax(-1)
     guesses = _medusa(heads, target, output.hidden[:-1]) if eagle is None else _eagle(eagle, target, output.hidden[:-1], tokens[1:])
     return Agreement(int((guesses[first:-1] == choices).sum()), len(choices))
+
+
+def _measure_adapter(adapter: Adapter, target: LanguageModel, tokens: Seq[int], first: int) -> Agreement:
+    """Its guess behind state i is about the same token as the target's own choice there."""
+    cache, own = KVCache(len(tokens), target.device), KVCache(len(tokens), target.device)
+    output = target.forward([Row(cache.allocate(), tokens)], cache, hidden=(adapter.exit_layer,))[0]
+    guesses = adapter.logits(adapter.forward([own.stage(own.allocate(), len(tokens))], output.hidden)).argmax(-1)
+    return Agreement(int((guesses[first:] == output.logits[first:].argmax(-1)).sum()), len(tokens) - first)
 
 
 def _medusa(heads: Heads, target: LanguageModel, states: Tensor) -> Tensor:
@@ -75,6 +86,5 @@ def _medusa(heads: Heads, target: LanguageModel, states: Tensor) -> Tensor:
 def _eagle(eagle: EagleHead, target: LanguageModel, states: Tensor, tokens: Seq[int]) -> Tensor:
     cache = KVCache(len(tokens), target.device)
     feed = cache.stage(cache.allocate(), len(tokens))
-    guess = eagle.forward([feed], torch.tensor(tokens, dtype=torch.long, device=target.device), eagle.fuse(states))
-    best = eagle.log_probs(guess.read).argmax(-1)
-    return best if eagle.token_ids is None else eagle.token_ids[best]
+    guess = eagle.guess([feed], tokens, eagle.fuse(states), range(len(tokens)))
+    return torch.tensor([best[0] for best in guess.tokens], device=target.device)

@@ -10,16 +10,29 @@ from dataclasses import dataclass, field
 
 from ..engine.draft import ROOT, Draft
 from ..engine.drafting import Budget
+from ..engine.option import Option
 from ..engine.sequence import Sequence
 from .parts import Parts
 from .plain import Stateless
 
-__all__ = ["Suffix", "SuffixIndex"]
+__all__ = ["Suffix", "SuffixIndex", "options"]
 
 _LONGEST = 64                  # matches are measured up to this length
 _PLACES = 256                  # most recent places that are compared
 _SETS = 4                      # match lengths that compete, longest first
 _OLD_TEXTS = 4                 # earlier answers that are no part of the prompt any more (asked again, or edited)
+
+
+def options(parts: Parts) -> tuple[Option, ...]:
+    """What can be set."""
+    return (Option("min_match", "Shortest match", "whole", 2, "Tokens that must have appeared before, in a row.", 1, 16),
+            Option("max_match", "Longest match measured", "whole", _LONGEST, "Longer matches count as this long.", 1, 256),
+            Option("growth", "Draft per matched token", "number", 2.0, "A match of n tokens is worth a draft of at most this many times n.",
+                   0.5, 8),
+            Option("min_share", "Smallest share", "number", 0.25, "A continuation that fewer of the matching places went to is left out.",
+                   0, 1),
+            Option("branches", "Branches", "flag", True, "Draft a tree of what followed; off is a chain of what followed most often."))
+
 
 Place = tuple[int, int]        # (text, end): a match that ends before this position of that text
 
@@ -31,7 +44,7 @@ class SuffixIndex:
     """
 
     def __init__(self, size: int, markers: frozenset[int] = frozenset()) -> None:
-        self._size, self._markers = size, markers
+        self.size, self._markers = size, markers
         self._texts: list[list[int]] = []
         self._starts: list[int] = []                    # tokens of a text before this are those of the text before
         self._indexed = 0                               # n-grams of the last text that end before this are in the index
@@ -57,7 +70,7 @@ class SuffixIndex:
 
     def copy(self) -> SuffixIndex:
         """An index that can grow in its own way; the texts so far are shared and never change."""
-        new = SuffixIndex(self._size, self._markers)
+        new = SuffixIndex(self.size, self._markers)
         new._texts, new._starts, new._indexed = list(self._texts), list(self._starts), self._indexed
         new._ends = {gram: list(places) for gram, places in self._ends.items()}
         return new
@@ -66,14 +79,15 @@ class SuffixIndex:
         """Add what the last text has gained, but for the n-gram that ends it: the text's own end never matches itself."""
         self._extend(len(self._texts[-1]) - 1)
 
-    def matches(self) -> list[tuple[int, list[Place]]]:
-        """(length, places, most recent first) for matches of the text's last tokens, longest first; shorter ones have more places."""
+    def matches(self, most: int = _LONGEST) -> list[tuple[int, list[Place]]]:
+        """(length, places, most recent first) for matches of the text's last tokens, longest first; shorter ones have more places.
+        most: they are measured up to this length."""
         tokens = self._texts[-1]
-        places = self._ends.get(tuple(tokens[-self._size:]), ())[:-_PLACES - 1:-1]
-        found, length = [], self._size
+        places = self._ends.get(tuple(tokens[-self.size:]), ())[:-_PLACES - 1:-1]
+        found, length = [], self.size
         while places:
             longer = []
-            if length < min(_LONGEST, len(tokens)) and (wanted := tokens[-length - 1]) not in self._markers:
+            if length < min(most, len(tokens)) and (wanted := tokens[-length - 1]) not in self._markers:
                 longer = [(text, end) for text, end in places if end > length and self._texts[text][end - length - 1] == wanted]
             if len(longer) < len(places):
                 found.append((length, places))
@@ -91,8 +105,8 @@ class SuffixIndex:
 
     def _extend(self, last_end: int) -> None:
         tokens, text = self._texts[-1], len(self._texts) - 1
-        for end in range(max(self._indexed, self._size), last_end + 1):
-            gram = tuple(tokens[end - self._size:end])
+        for end in range(max(self._indexed, self.size), last_end + 1):
+            gram = tuple(tokens[end - self.size:end])
             if self._markers.isdisjoint(gram):
                 self._ends.setdefault(gram, []).append((text, end))
         self._indexed = max(self._indexed, last_end + 1)
@@ -142,36 +156,41 @@ class Suffix(Stateless):
 
     def fork(self, source: Sequence, target: Sequence, length: int) -> int:
         """The conversation's texts so far go on to its next turn, whoever drafted for them."""
-        if isinstance(source.drafting, SuffixIndex):
+        if isinstance(source.drafting, SuffixIndex) and source.drafting.size == self._shortest(target):
             index = source.drafting.copy()
         else:
-            index = self._index(source.tokens)
+            index = self._index(source.tokens, self._shortest(target))
         index.begin(target.tokens)
         target.drafting = index
         return length
 
-    def _index(self, tokens: list[int]) -> SuffixIndex:
-        index = SuffixIndex(self._min_match, self._markers)
+    def _shortest(self, sequence: Sequence) -> int:
+        return sequence.settings.option("min_match", self._min_match)
+
+    def _index(self, tokens: list[int], size: int) -> SuffixIndex:
+        index = SuffixIndex(size, self._markers)
         index.begin(tokens)
         return index
 
     def _propose(self, sequence: Sequence, budget: Budget) -> Draft:
         if sequence.drafting is None:
-            sequence.drafting = self._index(sequence.tokens)
+            sequence.drafting = self._index(sequence.tokens, self._shortest(sequence))
         index: SuffixIndex = sequence.drafting
         index.extend()
         if min(budget.nodes, budget.depth) <= 0:
             return Draft(stop="budget")
-        guesses = [self._guess(index, length, places, budget) for length, places in index.matches()[:_SETS]]
+        matches = index.matches(sequence.settings.option("max_match", _LONGEST))
+        guesses = [self._guess(sequence, index, length, places, budget) for length, places in matches[:_SETS]]
         if not guesses:
             return Draft(stop="no match")
         best = max(guesses, key=lambda guess: guess.score)               # the first, longest one of equals
         return Draft(tuple(best.tokens), tuple(best.parents), scores=tuple(best.shares), stop=best.stop)
 
-    def _guess(self, index: SuffixIndex, length: int, places: list[Place], budget: Budget) -> _Guess:
+    def _guess(self, sequence: Sequence, index: SuffixIndex, length: int, places: list[Place], budget: Budget) -> _Guess:
         """Take nodes by falling share until there are enough."""
-        guess = _Guess(stop="few agree")
-        most = min(budget.nodes, max(1, int(self._growth * length)))
+        settings, guess = sequence.settings, _Guess(stop="few agree")
+        most = min(budget.nodes, max(1, int(settings.option("growth", self._growth) * length)))
+        min_share, tree = settings.option("min_share", self._min_share), settings.option("branches", self._tree)
         heap: list[tuple[float, int, int, int, list[Place], tuple[int, ...]]] = []
         order = 0
 
@@ -180,10 +199,10 @@ class Suffix(Stateless):
             if len(path) >= budget.depth:
                 guess.stop = "length"
                 return
-            for token, going in self._branches(index, at, path):
+            for token, going in self._branches(index, at, path, tree):
                 if token in self._markers:
                     guess.stop = "end of turn"
-                elif len(going) >= self._min_share * len(places):
+                elif len(going) >= min_share * len(places):
                     heapq.heappush(heap, (-len(going) / len(places), order, token, parent, going, (*path, token)))
                     order += 1
 
@@ -199,11 +218,11 @@ class Suffix(Stateless):
             push(len(guess.tokens) - 1, going, path)
         return guess
 
-    def _branches(self, index: SuffixIndex, places: list[Place], path: tuple[int, ...]) -> Iterator[tuple[int, list[Place]]]:
+    def _branches(self, index: SuffixIndex, places: list[Place], path: tuple[int, ...], tree: bool) -> Iterator[tuple[int, list[Place]]]:
         """What follows and where, most frequent first, the more recent of equals first; for a chain only the first."""
         groups: dict[int, list[Place]] = {}
         for place in places:
             if (token := index.following(place, path)) is not None:
                 groups.setdefault(token, []).append(place)
         ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
-        yield from ordered if self._tree else ordered[:1]
+        yield from ordered if tree else ordered[:1]

@@ -18,14 +18,15 @@ from ..trace import CacheTrace
 from .attention import VIEW_MULTIPLE, view_length
 from .draft import ROOT
 
-__all__ = ["Branch", "Feed", "KVCache", "VIEW"]
+__all__ = ["Branch", "Feed", "KVCache", "Storage", "VIEW"]
 
 VIEW = VIEW_MULTIPLE
 _GROWTH = 256      # rows grow by doubling, from this many slots
 
 
-@dataclass(slots=True)
-class _Row:
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Storage:
+    """One row's entries: how many are committed, the staged tree, and one tensor per layer. Others move it, none but the cache fills it."""
     length: int = 0
     parents: list[int] = field(default_factory=list)        # of the staged entries
     depths: list[int] = field(default_factory=list)         # root's children have depth 0
@@ -37,8 +38,21 @@ class _Row:
         return len(self.parents)
 
     @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values) if tensor is not None)
+
+    @property
     def is_chain(self) -> bool:
         return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    def move(self, keys: Sequence[Tensor], values: Sequence[Tensor], num_entries: int) -> None:
+        """Copy the first entries into other tensors of the same heads, layer by layer, and live there from now on."""
+        for stored, others in ((self.keys, keys), (self.values, values)):
+            for layer, other in enumerate(others):
+                if (tensor := stored[layer]) is not other:
+                    count = min(num_entries, tensor.shape[1])
+                    other[:, :count] = tensor[:, :count]
+                    stored[layer] = other
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +74,7 @@ class Feed:
     positions: T absolute positions (committed length + depth). Layers call `write` and read the view that it returns.
     """
 
-    def __init__(self, row: _Row, first: int, num_tokens: int, capacity_of: KVCache) -> None:
+    def __init__(self, row: Storage, first: int, num_tokens: int, capacity_of: KVCache) -> None:
         self._row, self._cache = row, capacity_of
         self._first = first                                  # index of the first token among the staged entries
         self.num_tokens = num_tokens
@@ -70,6 +84,16 @@ class Feed:
         self.positions = [row.length + depth for depth in row.depths[first:]]
         self._masks: dict[int | None, Tensor] = {}
         self._branches: dict[int | None, list[Branch]] = {}
+
+    @property
+    def storage(self) -> Storage:
+        """The row's entries, for those who keep them where they need them."""
+        return self._row
+
+    @property
+    def capacity(self) -> int:
+        """Most entries the row may hold."""
+        return self._cache.capacity
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store [T, heads, D] keys and values in this layer; returns the view [heads, L, D] of both, L a multiple of `VIEW`."""
@@ -83,15 +107,36 @@ class Feed:
         stored_values[:, self.start:self.end] = values.transpose(0, 1)
         return stored[:, :self.view], stored_values[:, :self.view]
 
+    def reserve(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """This layer's storage of keys and values, [heads, slots, D], with room for the fed tokens, which the caller writes.
+
+        like: [1, heads, D]."""
+        keys, values = self._row.keys, self._row.values
+        while len(keys) <= layer:
+            keys.append(None)
+            values.append(None)
+        keys[layer] = self._cache._fit(keys[layer], like, self)
+        values[layer] = self._cache._fit(values[layer], like, self)
+        return keys[layer], values[layer]
+
+    def lineages(self) -> list[tuple[int, list[int]]]:
+        """Where each fed token's visible keys lie, in the order of their positions: slots 0 to before the first number, then those listed.
+
+        The token itself is the last. Windows are left to the caller: key i of a token has position i.
+        """
+        row = self._row
+        if row.is_chain:
+            return [(slot + 1, []) for slot in range(self.start, self.end)]
+        lineages: list[tuple[int, list[int]]] = []
+        for node, (parent, depth) in enumerate(zip(row.parents, row.depths)):
+            straight, others = lineages[parent] if parent != ROOT else (row.length, [])
+            lineages.append((straight + 1, []) if node == depth else (straight, [*others, row.length + node]))
+        return lineages[self._first:]
+
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """What each token may see, [T, L], to be added to the scores: 0 or -inf. `window`: keys at this distance or more are hidden."""
         if window not in self._masks:
-            visible = self._visible()
-            if window is not None:
-                row = self._row
-                key_positions = torch.arange(self.view)
-                key_positions[row.length:row.length + row.fed] = row.length + torch.tensor(row.depths, dtype=torch.long)
-                visible &= torch.tensor(self.positions)[:, None] - key_positions[None, :] < window
+            visible = self.visible(window)
             self._masks[window] = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf")).to(self._cache.device)
         return self._masks[window]
 
@@ -135,6 +180,16 @@ class Feed:
         mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
         return Branch(torch.tensor(path[shared:]).to(self._cache.device), start, end, mask.to(self._cache.device))
 
+    def visible(self, window: int | None) -> Tensor:
+        """What each token may see, bool [T, L] on the CPU; `window` as of `mask`."""
+        visible = self._visible()
+        if window is not None:
+            row = self._row
+            key_positions = torch.arange(self.view)
+            key_positions[row.length:row.length + row.fed] = row.length + torch.tensor(row.depths, dtype=torch.long)
+            visible &= torch.tensor(self.positions)[:, None] - key_positions[None, :] < window
+        return visible
+
     def _visible(self) -> Tensor:
         row = self._row
         visible = torch.zeros(self.num_tokens, self.view, dtype=torch.bool)
@@ -160,8 +215,9 @@ class KVCache:
     def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
         self.capacity = capacity
         self.device = torch.device(device)
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, Storage] = {}
         self._next = 0
+        self.num_freed_bytes = 0             # of all rows that were ever freed
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -172,7 +228,7 @@ class KVCache:
     def allocate(self) -> int:
         """A new, empty row."""
         row, self._next = self._next, self._next + 1
-        self._rows[row] = _Row()
+        self._rows[row] = Storage()
         return row
 
     def length(self, row: int) -> int:
@@ -249,14 +305,26 @@ class KVCache:
             target.length = length
         return new
 
+    @torch.inference_mode()
+    def repeat(self, row: int, length: int) -> None:
+        """Fill a row up to `length` committed entries with copies of those it has: a text of any length to time forwards behind."""
+        state = self._rows[row]
+        while state.length < length:
+            count = min(state.length, length - state.length)
+            feed = self.stage(row, count)
+            for layer, (keys, values) in enumerate(zip(state.keys, state.values)):
+                if keys is not None:
+                    feed.write(layer, keys[:, :count].transpose(0, 1), values[:, :count].transpose(0, 1))
+            self.keep(row, range(count))
+
     def free(self, row: int) -> None:
         """Forget a row."""
-        del self._rows[row]
+        self.num_freed_bytes += self._rows.pop(row).num_bytes
 
     @property
     def num_bytes(self) -> int:
         """Memory held by all rows."""
-        return sum(tensor.nbytes for row in self._rows.values() for tensor in (*row.keys, *row.values) if tensor is not None)
+        return sum(row.num_bytes for row in self._rows.values())
 
     def _fit(self, stored: Tensor | None, new: Tensor, feed: Feed) -> Tensor:
         """The layer's storage with room for `feed`: as it is, or a larger copy."""

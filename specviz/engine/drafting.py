@@ -13,14 +13,18 @@ from .verify import Verdict
 if TYPE_CHECKING:
     from .sequence import Sequence
 
-__all__ = ["Budget", "DraftSettings", "Drafter", "Outcome"]
+__all__ = ["Budget", "DraftSettings", "Drafter", "Outcome", "parts_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """What the user asked of the drafter. k: draft tokens per step at most. options: what one method alone understands."""
+    """What the user asked of the drafter. k: draft tokens per step at most. options: what one method alone understands, by name."""
     k: int = 5
     options: tuple[tuple[str, Any], ...] = ()
+
+    def option(self, name: str, default: Any) -> Any:
+        """The value of one option; `default` where the request says nothing of it."""
+        return next((value for key, value in self.options if key == name), default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,12 @@ class Budget:
     """How much may be drafted now: the least of what the user asked, the token budget, the tokens left and the cache's room.
 
     window: how many nodes may be fed beside them that are never judged; they are no guesses, so only the cache limits them.
+    parts: nodes for each part of a drafter that has several (`parts_of`); empty where `nodes` holds for all.
     """
     nodes: int
     depth: int
     window: int = 0
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +74,8 @@ class Drafter(Protocol):
 
     def release(self, sequence: Sequence) -> None:
         """Free what the sequence held."""
+
+
+def parts_of(drafter: Drafter) -> tuple[str, ...]:
+    """Names of what a drafter asks in turn, as `Draft.by` has them; one without a name for a drafter that is not made of others."""
+    return getattr(drafter, "part_names", ("",))

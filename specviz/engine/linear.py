@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InputError
+from .native.kernel import MOST_INPUTS, CompiledProduct, find_kernel, padded_to_tiles
 
-__all__ = ["Int8Linear", "PRECISIONS", "PackedLinear", "PlainLinear", "describe", "describe_machine", "fuse", "make_linear", "replace_linears"]
+__all__ = ["Int8Linear", "PRECISIONS", "PackedLinear", "PlainLinear", "describe", "describe_machine", "fuse", "make_linear",
+           "replace_linears"]
 
 PRECISIONS = ("fp32", "bf16", "int8")
 _HINT = 4                        # rows the packing is laid out for; 1 would lose row independence and all gain beyond one row
@@ -81,20 +83,33 @@ class PackedLinear(nn.Module):
 class Int8Linear(nn.Module):
     """A linear with int8 weights, scaled per output, and int8 activations, scaled per row; [..., K] -> [..., N] in fp32.
 
-    Every row is divided by its own largest magnitude, so rows are independent; sums are exact integers. Where the processor would
-    saturate pairs of products (AVX2 without VNNI), weights keep to +-63 instead of +-127, which cannot saturate; so results differ
-    between processors. Raises RuntimeError where no kernel works.
+    Every row is divided by its own largest magnitude, so rows are independent; sums are exact integers. Our compiled kernel comes first.
+    Where torch's would saturate pairs of products (AVX2 without VNNI), weights keep to +-63 instead of +-127, which cannot saturate; so
+    results differ between kernels. Raises RuntimeError where no kernel works.
     """
     precision, row_independent = "int8", True
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.kernel, limit = _int8_kernel()
+        self.kernel, limit = _int8_kernel(_own_kernel(weight.shape[1]))
         weight = weight.detach().float()
         scales = weight.abs().amax(1).clamp_min(_TINY) / limit
         quantized = (weight / scales[:, None]).round().clamp(-limit, limit).to(torch.int8)
-        self._call = _INT8_KERNELS[self.kernel](quantized, scales)
+        self._call = _maker(self.kernel)(quantized, scales)
         self._bias = None if bias is None else bias.detach().float()
+
+    @property
+    def compiled(self) -> CompiledProduct | None:
+        """The packed weights, where our own kernel computes this layer."""
+        return self._call if isinstance(self._call, CompiledProduct) else None
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._bias
+
+    def padded_bias(self) -> Tensor | None:
+        """The bias as the compiled library reads it, for `CompiledProduct.fields`."""
+        return None if self._bias is None else padded_to_tiles(self._bias)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._call(x)
@@ -239,15 +254,27 @@ def _fbgemm(quantized: Tensor, scales: Tensor) -> Any:
 _INT8_KERNELS = {"onednn int8": _onednn, "fbgemm int8": _fbgemm}
 
 
+def _own_kernel(num_in: int) -> str:
+    """The name of our compiled kernel, "" where there is none or a layer of so many inputs does not fit it."""
+    kernel = find_kernel() if num_in % 4 == 0 and num_in <= MOST_INPUTS else None
+    return f"compiled, {kernel.name}" if kernel else ""
+
+
+def _maker(name: str) -> Callable[[Tensor, Tensor], Any]:
+    """What makes a layer's call from int8 weights [N, K] and scales [N]."""
+    return _INT8_KERNELS.get(name) or partial(CompiledProduct, find_kernel())
+
+
 @cache
 @torch.inference_mode()
-def _int8_kernel() -> tuple[str, int]:
-    """The kernel to use and the largest weight that cannot saturate in it.
+def _int8_kernel(own: str = "") -> tuple[str, int]:
+    """The kernel to use and the largest weight that cannot saturate in it. own: the name of the compiled one, which is tried first.
 
     With AMX oneDNN is faster for two rows and more; otherwise fbgemm is (measured). Each is tried: on rows that saturate a 16-bit
     sum of two products, and for a row alone against the same row among others.
     """
     names = list(_INT8_KERNELS) if "AMX" in describe_machine()["isa"] else list(_INT8_KERNELS)[::-1]
+    names = [own, *names] if own else names
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(8, 128, generator=generator)
     rows[3] *= 8
@@ -255,9 +282,9 @@ def _int8_kernel() -> tuple[str, int]:
     for name in names:
         try:
             for limit in (127, 63):
-                largest = _INT8_KERNELS[name](torch.full((64, 128), limit, dtype=torch.int8), torch.full((64,), 1 / limit))
+                largest = _maker(name)(torch.full((64, 128), limit, dtype=torch.int8), torch.full((64,), 1 / limit))
                 if (largest(torch.ones(2, 128)) - 128).abs().max() < 1:
-                    run = _INT8_KERNELS[name](torch.randint(-limit, limit, (64, 128), generator=generator).to(torch.int8), torch.full((64,), 0.01))
+                    run = _maker(name)(torch.randint(-limit, limit, (64, 128), generator=generator).to(torch.int8), torch.full((64,), 0.01))
                     if torch.equal(run(rows), torch.cat([run(rows[i:i + 1]) for i in range(8)])):
                         return name, limit
             failures.append(f"{name}: saturates or mixes rows")

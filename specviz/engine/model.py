@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from ..errors import InputError, UnsupportedModel
-from .attention import one_query_attention, packed_attention
+from .attention import capped_attention, one_query_attention, packed_attention
 from .cache import Branch, Feed, KVCache
+from .graphs import Graphs, StaticSteps
 from .lean import LeanDecoder
 from .linear import describe, replace_linears
 
@@ -32,11 +33,11 @@ _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 class Row:
     """What one sequence feeds to a forward.
 
-    row: its cache row. tokens: T token ids. parents: see `KVCache.stage`; None is a chain. num_logits: logits are wanted for this many
+    row: its cache row. tokens: T token ids; as int64 [T] where they were computed on the model's device and nobody has read them yet. parents: see `KVCache.stage`; None is a chain. num_logits: logits are wanted for this many
     of the last tokens; None means for all.
     """
     row: int
-    tokens: Sequence[int]
+    tokens: Sequence[int] | Tensor
     parents: Sequence[int] | None = None
     num_logits: int | None = None
 
@@ -56,18 +57,20 @@ class LanguageModel:
     precision, head_precision: "none", or "fp32" / "int8" for the CPU linears of `linear.py`. lean: use the lean decoder where it fits.
     calibration: token ids of a text by which int8 layers are made ready for their activations.
     exact: attention treats every token as its own problem, so that a token's result does not depend on what is fed beside it.
+    static: how steps of a few tokens run at fixed addresses and are captured (`graphs.py`); None, an exact or a lean model: they are not.
 
     Raises UnsupportedModel for layers that cannot be rolled back.
     """
 
     def __init__(self, model: PreTrainedModel, *, num_tokens: int | None = None, precision: str = "none", head_precision: str | None = None,
-                 lean: bool = True, exact: bool = True, calibration: Sequence[int] | None = None) -> None:
+                 lean: bool = True, exact: bool = True, calibration: Sequence[int] | None = None, static: StaticSteps | None = None) -> None:
         _refuse_unsupported(model)
         self.config = model.config.get_text_config()
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.get_input_embeddings().weight.dtype
         self.num_layers: int = self.config.num_hidden_layers
-        self.num_tokens = min(num_tokens or self.config.vocab_size, model.get_output_embeddings().weight.shape[0])
+        head = model.get_output_embeddings()             # packed weights have no rows to count
+        self.num_tokens = min(num_tokens or self.config.vocab_size, getattr(head, "out_features", None) or head.weight.shape[0])
         self.context = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
         self.exact = exact
         head_precision = head_precision or precision
@@ -81,6 +84,12 @@ class LanguageModel:
                 replace_linears(model, precision, head_precision)
             self._runner = _Transformers(model)
             self.linears = describe(model) if precision != "none" else {"precision": str(self.dtype).removeprefix("torch."), "row_independent": False}
+
+        self.runs_ahead = self.device.type == "cuda"     # the host may queue the next forward before it knows what this one gives
+        runner = self._runner
+        self.graphs: Graphs | None = None
+        if static is not None and not exact and isinstance(runner, _Transformers):
+            self.graphs = Graphs(lambda ids, positions, step, taps, count: runner.run(ids, positions, step, None, taps, count), static, self.num_layers)
 
     @property
     def is_lean(self) -> bool:
@@ -101,28 +110,55 @@ class LanguageModel:
         return self._runner.head(hidden)[:, :self.num_tokens]
 
     @torch.inference_mode()
+    def head_rows(self, token_ids: Tensor) -> Tensor | None:
+        """The LM head's rows of some tokens int64 [D], [D, H], where the head is the embedding table and its logits are used as they are;
+        None elsewhere."""
+        changed = any(getattr(self.config, name, None) for name in ("logits_scaling", "logit_scale", "final_logit_softcapping"))
+        return None if changed or not getattr(self.config, "tie_word_embeddings", False) else self.embeddings.weight[token_ids]
+
+    @torch.inference_mode()
     def forward(self, rows: Sequence[Row], cache: KVCache, *, hidden: Sequence[int] = (), num_layers: int | None = None) -> list[Output]:
         """Read every row's tokens in one pass and stage their keys and values.
 
         hidden: layers whose input is wanted for all tokens (0: embeddings, L: output of the last layer before its norm, `FINAL`: after
         it). num_layers: stop after this many layers, then final norm and LM head (early exit). Returns one `Output` per row.
         """
-        step = _Step([cache.stage(row.row, len(row.tokens), row.parents) for row in rows], self.exact)
-        tokens = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.long, device=self.device)
+        feeds = [cache.stage(row.row, len(row.tokens), row.parents) for row in rows]
+        if self.graphs and (found := self.graphs.forward([row.tokens for row in rows], feeds, tuple(hidden), num_layers or self.num_layers)):
+            return [Output(logits[len(row.tokens) - _num_logits(row):, :self.num_tokens], states) for row, (logits, states) in zip(rows, found)]
+        step = _Step(feeds, self.exact)
+        if any(isinstance(row.tokens, Tensor) for row in rows):
+            tokens = torch.cat([torch.as_tensor(row.tokens, dtype=torch.long, device=self.device) for row in rows])
+        else:
+            tokens = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.long, device=self.device)
         positions = torch.tensor([p for feed in step.feeds for p in feed.positions], dtype=torch.long, device=self.device)
         wanted, end = [], 0
         for row in rows:
             end += len(row.tokens)
-            wanted.extend(range(end - (len(row.tokens) if row.num_logits is None else row.num_logits), end))
+            wanted.extend(range(end - _num_logits(row), end))
         logits, states = self._runner.run(tokens, positions, step, wanted, tuple(hidden), num_layers or self.num_layers)
         logits = logits[:, :self.num_tokens]
         outputs, first, start = [], 0, 0
         for row in rows:
-            count = len(row.tokens) if row.num_logits is None else row.num_logits
+            count = _num_logits(row)
             outputs.append(Output(logits[first:first + count], None if states is None else states[start:start + len(row.tokens)]))
             first += count
             start += len(row.tokens)
         return outputs
+
+    @torch.inference_mode()
+    def run(self, tokens: Tensor, positions: Tensor, step: Any, wanted: list[int], taps: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
+        """The layers alone, for those who attend in their own way: no cache, no rows.
+
+        tokens, positions: int64 [S]. step: its `attend` is called once per layer as `_Step.attend` is. wanted: tokens whose logits are
+        returned, [n, V]. taps: as `hidden` of `forward`; their states are [S, sum of H].
+        """
+        logits, states = self._runner.run(tokens, positions, step, wanted, tuple(taps), self.num_layers)
+        return logits[:, :self.num_tokens], states
+
+
+def _num_logits(row: Row) -> int:
+    return len(row.tokens) if row.num_logits is None else row.num_logits
 
 
 class _Step:
@@ -146,18 +182,18 @@ class _Step:
     def _attend_row(self, feed: Feed, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, scaling: float,
                     window: int | None, softcap: float | None) -> Tensor:
         """One row's fed tokens, [T, heads, D], over the views [heads, L, D] of its cache, in the form that the row and the layer ask for."""
-        if self._exact and softcap is None and (branches := feed.branches(window, query.dtype)):
-            return _branch_by_branch(query, key, value, keys, values, branches, scaling, feed.start)
+        if self._exact and (branches := feed.branches(window, query.dtype)):
+            return _branch_by_branch(query, key, value, keys, values, branches, scaling, feed.start, softcap)
         mask = feed.mask(window, query.dtype).to(query.device)            # the cache's device, but for models spread over several cards
-        if softcap is not None:
-            return _capped_attention(query, keys, values, mask, scaling, softcap)
         if self._exact:
-            return one_query_attention(query, keys, values, mask, scaling, feed.end)
+            return one_query_attention(query, keys, values, mask, scaling, feed.end, softcap)
+        if softcap is not None:
+            return capped_attention(query, keys, values, mask, scaling, softcap)
         return packed_attention(query, keys, values, mask, scaling)
 
 
 def _branch_by_branch(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, branches: list[Branch], scaling: float,
-                      first: int) -> Tensor:
+                      first: int, softcap: float | None) -> Tensor:
     """Attention of a fed tree in which every token gets the bits that it would get without the other branches, [T, Hq * D].
 
     query, key, value: of the fed tokens. keys, values: views of the cache, where those lie from slot `first` on; while this runs each
@@ -169,19 +205,10 @@ def _branch_by_branch(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, v
         keys[:, branch.start:branch.end] = key[branch.tokens].transpose(0, 1)
         values[:, branch.start:branch.end] = value[branch.tokens].transpose(0, 1)
         view = branch.mask.shape[1]
-        out[branch.tokens] = one_query_attention(query[branch.tokens], keys[:, :view], values[:, :view], branch.mask, scaling, branch.end)
+        out[branch.tokens] = one_query_attention(query[branch.tokens], keys[:, :view], values[:, :view], branch.mask, scaling, branch.end, softcap)
     keys[:, first:first + len(key)] = key.transpose(0, 1)
     values[:, first:first + len(value)] = value.transpose(0, 1)
     return out
-
-
-def _capped_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float) -> Tensor:
-    """Attention whose scores are soft-capped before the mask (Gemma 2), which no fused kernel offers on every device."""
-    num_tokens, num_heads, head_dim = query.shape
-    grouped = query.view(num_tokens, keys.shape[0], -1, head_dim)
-    scores = (grouped @ keys.transpose(-1, -2)) * scaling
-    weights = (torch.tanh(scores / softcap) * softcap + mask[:, None, None, :]).float().softmax(-1).to(values.dtype)
-    return (weights @ values).reshape(num_tokens, -1)
 
 
 class _Lean:
@@ -192,7 +219,11 @@ class _Lean:
 
     def run(self, tokens: Tensor, positions: Tensor, step: _Step, wanted: list[int], taps: tuple[int, ...], num_layers: int
             ) -> tuple[Tensor, Tensor | None]:
-        output = self.decoder.forward(tokens, positions, step.attend, num_layers=num_layers, taps=tuple(tap for tap in taps if tap != FINAL))
+        layers = tuple(tap for tap in taps if tap != FINAL)
+        if self.decoder.stack is not None and isinstance(step, _Step):
+            output = self.decoder.read(tokens, step.feeds, num_layers, layers)
+        else:
+            output = self.decoder.forward(tokens, positions, step.attend, num_layers=num_layers, taps=layers)
         hidden = output.hidden
         states = torch.cat([hidden if tap == FINAL else output.taps[tap] for tap in taps], -1) if taps else None
         if not wanted:                           # a chunk in the middle of a prompt
@@ -204,7 +235,7 @@ class _Lean:
 
 
 class _Transformers:
-    """Runs an unmodified transformers model; attention is ours."""
+    """Runs an unmodified transformers model; attention is ours. wanted None: the logits of all tokens, and nothing but them is made."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         model.set_attn_implementation(_ATTENTION)
@@ -214,7 +245,7 @@ class _Transformers:
         self._norm: nn.Module = next(module for name in ("norm", "final_layernorm", "final_layer_norm", "ln_f")
                                      if (module := getattr(self._decoder, name, None)) is not None)
 
-    def run(self, tokens: Tensor, positions: Tensor, step: _Step, wanted: list[int], taps: tuple[int, ...], num_layers: int
+    def run(self, tokens: Tensor, positions: Tensor, step: Any, wanted: list[int] | None, taps: tuple[int, ...], num_layers: int
             ) -> tuple[Tensor, Tensor | None]:
         seen: dict[int, Tensor] = {}
 
@@ -233,10 +264,10 @@ class _Transformers:
                     handle = module.register_forward_pre_hook(tap(index), with_kwargs=True)
                 stack.callback(handle.remove)
             stack.enter_context(self._only(num_layers))
-            keep = torch.tensor(wanted or [len(tokens) - 1], dtype=torch.long, device=tokens.device)
+            keep = 0 if wanted is None else torch.tensor(wanted or [len(tokens) - 1], dtype=torch.long, device=tokens.device)
             logits = self._model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep,
                                  specviz_step=step).logits[0]
-        return logits[:len(wanted)], torch.cat([seen[index].to(tokens.device) for index in taps], -1) if taps else None
+        return logits if wanted is None else logits[:len(wanted)], torch.cat([seen[index].to(tokens.device) for index in taps], -1) if taps else None
 
     def head(self, hidden: Tensor) -> Tensor:
         config, logits = self._model.config.get_text_config(), self._model.get_output_embeddings()(hidden)

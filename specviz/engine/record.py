@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ..trace import CacheTrace, EmittedToken, NodeTrace, ResidualTrace, StepTrace, TopTrace
 from .draft import EMPTY, ROOT, Draft
 from .model import Output
+from .reading import Reading, Top
 from .scheduler import Scheduled
 from .verify import Judgement, Verdict
 
@@ -22,11 +23,14 @@ __all__ = ["Recorder", "Times", "Work"]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When a step began, on a clock that stands still while records are written, and where its time went, all in seconds."""
+    """When a step began, on a clock that stands still while records are written, and where its time went, all in seconds; and what the
+    device took for drafting and verifying, where it works behind the host, in milliseconds."""
     begun_s: float
     draft_s: float
     verify_s: float
     other_s: float
+    draft_device_ms: float | None = None
+    verify_device_ms: float | None = None
 
 
 @dataclass(slots=True)
@@ -37,6 +41,7 @@ class Work:
     output: Output | None = None
     logits: Tensor | None = None                # [1 + n, V], after penalties
     probs: Tensor | None = None                 # [1 + n, V], what verification used
+    reading: Reading | None = None              # what came from the device in one transfer, where the step was judged there
     verdict: Verdict | None = None              # None while the prompt is being read
     emitted: list[EmittedToken] = field(default_factory=list)
     kept: CacheTrace | None = None
@@ -55,7 +60,7 @@ class Recorder:
 
     def __init__(self, piece: Callable[[int], str], num_top: int = 8) -> None:
         self._piece = piece
-        self._num_top = num_top
+        self.num_top = num_top
 
     @torch.inference_mode()
     def record(self, work: Work, times: Times, num_rows: int) -> StepTrace | None:
@@ -75,7 +80,9 @@ class Recorder:
             kind="spec" if draft.num_judged else "plain", t0_ms=1e3 * (times.begun_s - sequence.decode_start_s), draft_ms=1e3 * times.draft_s,
             verify_ms=1e3 * times.verify_s, other_ms=1e3 * times.other_s, nodes=self._nodes(work), emitted=tuple(work.emitted),
             draft_stop=draft.stop, kv=kv, num_rows=num_rows, top=self._top(work), residual=self._residuals(work), draft_by=draft.by,
-            num_pooled=draft.num_pooled, rule=work.verdict.rule, margin=self._margin(work))
+            num_pooled=draft.num_pooled, rule=work.verdict.rule, margin=self._margin(work),
+            choice=None if sequence.pilot is None else sequence.pilot.choice, draft_device_ms=times.draft_device_ms,
+            verify_device_ms=times.verify_device_ms)
 
     def _prefill(self, work: Work, times: Times, num_rows: int) -> StepTrace:
         sequence = work.sequence
@@ -100,6 +107,10 @@ class Recorder:
         if not len(draft):
             return ()
         judged = {judgement.node: judgement for judgement in work.verdict.judgements}
+        if reading := work.reading:
+            unknown = [None] * len(draft)
+            looks = (values or unknown for values in (reading.draft_probs, reading.first_target_probs, reading.first_draft_probs))
+            return tuple(self._node(work, i, judged.get(i), q, p_t1, q_t1) for i, (q, p_t1, q_t1) in enumerate(zip(*looks)))
         parents = torch.tensor(draft.parents) + 1
         tokens = torch.tensor(draft.tokens)
         p_t1 = q_t1 = [None] * len(draft)
@@ -128,22 +139,32 @@ class Recorder:
             return ()
         draft, greedy = work.draft, work.sequence.params.greedy
         path = [ROOT, *work.verdict.path]
+        if reading := work.reading:
+            return tuple(self._top_trace(at, reading.tops[1 + at] if draft.children(at) else replace(reading.tops[1 + at], draft_probs=None), greedy)
+                         for at in path)
         rows = [1 + node for node in path]
         probs = work.logits[rows].softmax(-1) if greedy else work.probs[rows]
-        top = probs.topk(min(self._num_top, probs.shape[-1]), -1)
+        top = probs.topk(min(self.num_top, probs.shape[-1]), -1)
         drawn_from = draft.shown_probs if greedy else draft.probs
         found = []
         for at, values, ids in zip(path, top.values.tolist(), top.indices.tolist()):
             children = draft.children(at)
-            q = [None] * len(ids) if drawn_from is None or not children else drawn_from[children[0]][ids].tolist()
-            found.append(TopTrace(at, tuple((t, self._piece(t), p, x) for t, p, x in zip(ids, values, q) if p > 0), greedy))
+            q = None if drawn_from is None or not children else drawn_from[children[0]][ids].tolist()
+            found.append(self._top_trace(at, Top(values, ids, q), greedy))
         return tuple(found)
+
+    def _top_trace(self, at: int, top: Top, greedy: bool) -> TopTrace:
+        q = top.draft_probs or [None] * len(top.ids)
+        return TopTrace(at, tuple((t, self._piece(t), p, x) for t, p, x in zip(top.ids, top.probs, q) if p > 0), greedy)
 
     def _residuals(self, work: Work) -> tuple[ResidualTrace, ...]:
         if not work.sequence.keep_probs:
             return ()
         found = []
-        for at, left in work.verdict.residuals:
-            top = left.topk(min(self._num_top, left.shape[-1]))
-            found.append(ResidualTrace(at, tuple((t, self._piece(t), mass) for mass, t in zip(top.values.tolist(), top.indices.tolist()) if mass > 0)))
-        return tuple(found)
+        if work.reading:
+            found = work.reading.residual
+        else:
+            for at, left in work.verdict.residuals:
+                top = left.topk(min(self.num_top, left.shape[-1]))
+                found.append((at, Top(top.values.tolist(), top.indices.tolist())))
+        return tuple(ResidualTrace(at, tuple((t, self._piece(t), mass) for mass, t in zip(top.probs, top.ids) if mass > 0)) for at, top in found)

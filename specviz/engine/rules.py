@@ -23,13 +23,15 @@ class Rule:
     """One row of the menu; a sequence carries it.
 
     promise: "text" (token for token that of plain sampling with the same seed), "distribution" (the target's own) or "nothing" (lossy).
-    judge: arguments and result as of `verify.verify`. noise: a request's randomness from its seed, for drafts and verification.
+    judge: arguments and result as of `verify.verify`. noise: a request's randomness from its seed, for drafts and verification. on_device:
+    whether `reading.look` can judge by it where the logits are.
     """
     name: str
     promise: str
     source: str
     judge: Callable[[Draft, Seq[Any], Noise, int], Verdict]
     noise: Callable[[int], KeyedNoise] = KeyedNoise
+    on_device: bool = False
 
     @property
     def lossless(self) -> bool:
@@ -158,7 +160,7 @@ def typical(draft: Draft, target_probs: Seq[Any], noise: Noise, position: int, *
     return Verdict(tuple(path), noise.draw(target_probs[1 + leaf], position + len(path)), origin, tuple(judgements))
 
 
-REJECTION = Rule("rejection", "distribution", "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318", verify)
+REJECTION = Rule("rejection", "distribution", "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318", verify, on_device=True)
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in (
     REJECTION,

@@ -67,7 +67,7 @@ def penalized(logits: Tensor, params: SamplingParams, histories: Sequence[Sequen
     assert histories is not None and len(histories) == len(logits), "a penalty needs each row's history"
     logits = logits.clone()
     for row, history in zip(logits, histories):
-        seen = torch.tensor(sorted(set(history)), dtype=torch.long, device=row.device)
+        seen = torch.tensor(sorted(set(history)), dtype=torch.long).to(row.device, non_blocking=True)
         values = row[seen]
         row[seen] = torch.where(values < 0, values * params.repetition_penalty, values / params.repetition_penalty)
     return logits
@@ -112,12 +112,14 @@ def _mix(*parts: int) -> int:
 class KeyedNoise:
     """Randomness keyed by (seed, absolute position, purpose, sibling), so that a run can be repeated and no two decisions share a number.
 
-    Tokens are drawn by the Gumbel-max rule: argmax of p / e with e exponential. One instance serves one request.
+    Tokens are drawn by the Gumbel-max rule: argmax of p / e with e exponential. One instance serves one request. Probabilities on a CUDA
+    device are drawn from there, with that device's generator: a seed gives other tokens than on a CPU.
     """
+    _own_devices: tuple[str, ...] = ("cpu", "cuda")
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._generator = torch.Generator()
+        self._generators: dict[torch.device, torch.Generator] = {}
 
     def accepts(self, prob: float, position: int, sibling: int) -> tuple[bool, float | None]:
         """See `verify.Noise`. Certain outcomes need no number: u is None."""
@@ -142,16 +144,33 @@ class KeyedNoise:
         """A token for a draft, [V]. Keyed by step as well: a position that is drafted twice gets fresh noise, or the law would change."""
         return self._draw(probs, _DRAFT, position, step, sibling)
 
+    def draws(self, probs: Tensor, positions: Sequence[int]) -> Tensor:
+        """What `draw` gives for each of several rows, [n, V] and their n positions, as int64 [n] on the device of the rows, without waiting
+        for it."""
+        noise = {position: self._noise(probs.shape[-1:], probs.device, _TOKEN, position, 0, 0) for position in set(positions)}
+        return (probs.double() / torch.stack([noise[position] for position in positions])).argmax(-1)
+
+    def queue_draft(self, probs: Tensor, position: int, step: int) -> Tensor:
+        """The token of `draw_draft`, int64 [1] on the device of `probs`, without waiting for it where that can be."""
+        return self._race(probs, _DRAFT, position, step, 0).argmax()[None].to(probs.device)
+
     def _draw(self, probs: Tensor, purpose: int, position: int, step: int, sibling: int) -> int:
+        if probs.device.type == "cuda" and "cuda" in self._own_devices:       # one question to the device instead of three
+            return int(self._race(probs, purpose, position, step, sibling).argmax())
         top, index = probs.max(-1)
         if top >= 1:                                          # one-hot: greedy decoding draws nothing
             return int(index)
         return int(self._race(probs, purpose, position, step, sibling).argmax())
 
     def _race(self, probs: Tensor, purpose: int, position: int, step: int, sibling: int) -> Tensor:
-        self._generator.manual_seed(_mix(self._seed, position, purpose, step, sibling) >> 1)
-        noise = torch.empty(probs.shape, dtype=torch.float64).exponential_(generator=self._generator)
-        return probs.to("cpu", torch.float64) / noise
+        device = probs.device if probs.device.type in self._own_devices else torch.device("cpu")
+        return probs.to(device, torch.float64) / self._noise(probs.shape, device, purpose, position, step, sibling)
+
+    def _noise(self, shape: Sequence[int], device: torch.device, purpose: int, position: int, step: int, sibling: int) -> Tensor:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device)
+        generator = self._generators[device].manual_seed(_mix(self._seed, position, purpose, step, sibling) >> 1)
+        return torch.empty(tuple(shape), dtype=torch.float64, device=device).exponential_(generator=generator)
 
 
 class SharedNoise(KeyedNoise):
@@ -160,7 +179,11 @@ class SharedNoise(KeyedNoise):
     For rules that compare tokens only. Later siblings must be drawn without replacement: drawn from the same probabilities with the same
     noise they would repeat the first.
     """
+    _own_devices = ("cpu",)                                   # target and drafts must meet the same noise, wherever their logits are
 
     def draw_draft(self, probs: Tensor, position: int, step: int, sibling: int = 0) -> int:
         """See `KeyedNoise`; neither step nor sibling changes the noise."""
         return self.draw(probs, position)
+
+    def queue_draft(self, probs: Tensor, position: int, step: int) -> Tensor:
+        return torch.tensor([self.draw(probs, position)], device=probs.device)

@@ -6,11 +6,12 @@ from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
 from ..trace import CacheTrace, EmittedToken
+from .autopilot import Autopilot
 from .drafting import Drafter, DraftSettings
 from .rules import REJECTION, Rule
 from .sampling import SamplingParams
 
-__all__ = ["Sequence", "Status", "TextSink"]
+__all__ = ["NoText", "Sequence", "Status", "TextSink"]
 
 
 class TextSink(Protocol):
@@ -27,6 +28,17 @@ class TextSink(Protocol):
         """The sequence ended: release what was held back, unless a stop string did it."""
 
 
+class NoText:
+    """The `TextSink` where nobody reads the text."""
+    text = ""
+
+    def push(self, token: int) -> tuple[str, bool]:
+        return "", False
+
+    def finish(self) -> None:
+        pass
+
+
 class Status(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
@@ -36,7 +48,7 @@ class Status(enum.Enum):
 class Sequence:
     """A request and its answer so far.
 
-    tokens: prompt and answer. row: its row in the target's cache once admitted; what the target has not read yet is
+    pilot: chooses how much to draft, None where the request's own k stands. tokens: prompt and answer. row: its row in the target's cache once admitted; what the target has not read yet is
     `tokens[cache.length(row):]`. drafting: whatever the drafter keeps for this request. reason: why it ended ("eos", "stop", "length",
     "context", "cancelled", "error").
     """
@@ -54,6 +66,7 @@ class Sequence:
         self.noise = rule.noise(params.seed)
         self.scope = scope                      # whose text this is: prefixes are reused within a scope only
         self.drafting: Any = None
+        self.pilot: Autopilot | None = None
         self.row: int | None = None
         self.status = Status.WAITING
         self.reason = ""

@@ -36,11 +36,12 @@ def without_oldest(turns: Turns, num_dropped: int) -> Turns:
     return turns[starts[min(num_dropped, len(starts) - 1)]:] if starts and num_dropped else turns
 
 
-def fit(messages: Turns, count: Callable[[Turns], int], context: int | None, num_new: int) -> Fitted:
+def fit(messages: Turns, count: Callable[[Turns], int], context: int | None, num_new: int, most: int | None = None) -> Fitted:
     """The longest end of a conversation that fits, with its system prompt.
 
     messages: OpenAI style, the last one from the user. count: tokens of a prompt. context: tokens in all; None or 0 if unknown, then
-    nothing is left out. num_new: new tokens asked for. Raises PromptTooLong if system prompt and last message alone are too long.
+    nothing is left out. num_new: new tokens asked for. most: tokens that a prompt may have whatever the context is, None for no such limit.
+    Raises PromptTooLong if system prompt and last message alone are too long.
     """
     system = [message for message in messages if message["role"] == "system"]
     turns = [message for message in messages if message["role"] != "system"]
@@ -51,14 +52,19 @@ def fit(messages: Turns, count: Callable[[Turns], int], context: int | None, num
         return Fitted(kept, count(kept), num_dropped)
 
     whole = without(0)
-    if not context:
+    if not context and most is None:
         return whole
-    room = context - free_for_answer(num_new, context)
+    room = context - free_for_answer(num_new, context) if context else most
+    is_ours = most is not None and most < room
+    room = most if is_ours else room
     if whole.num_tokens <= room:
         return whole
     last = without(num_turns - 1)
     if last.num_tokens > room:
         beside = " with the system prompt" if system else ""
+        if is_ours or not context:
+            raise PromptTooLong(f"This message has {last.num_tokens:,} tokens{beside}; the operator of this page allows {room:,}. "
+                                "Shorten it.")
         raise PromptTooLong(f"This message has {last.num_tokens:,} tokens{beside}; there is room for {room:,}: the model's context has "
                             f"{context:,}, and {context - room:,} stay free for the answer. Shorten it, or ask for fewer new tokens.")
     low, high, best = 1, num_turns - 1, last            # the fewest turns to leave out: prompts only get shorter

@@ -5,9 +5,7 @@ It knows nothing of layout, models or drafting methods, and never times anything
 from __future__ import annotations
 
 import json
-import sys
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -18,40 +16,44 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from ..errors import InputError, SpecvizError
-from ..trace import StepTrace, dumps, load
+from ..limits import Limits, Turnstile
+from ..trace import dumps, load
 from . import strings
+from .comparison import Wanted, compare
 from .conversations import reopened
-from .messages import Look, Message, conversation, dressed, failed, is_failed, last_question, question, reply, text_of
+from .messages import Look, Message, conversation, dressed, is_failed, last_question, question, text_of
+from .method_options import MethodOptions
 from .recordings import TRACES, titles
 from .settings import Settings
-from .slicer import Archive, Slicer
+from .slicer import Archive, Slicer, encode
 from .transcript import Transcript
-from .viewer import start_body, trace_message
-from .visits import SKIP, Pace, Screen, Visit, Visits
+from .turns import CHAT_S, IDLE, POLL_S, WRITING, Turns
+from .viewer import trace_message
+from .visits import SKIP, Pace, Screen, Visits
 
 if TYPE_CHECKING:                # the service imports torch; the page opens without waiting for it
-    from ..service import Run, Service
+    from ..service import Service
 
-__all__ = ["Handlers", "PLAIN_TOKENS", "POLL_S", "sentence_of"]
+__all__ = ["Handlers"]
 
-PLAIN_TOKENS = 128
-CHAT_S = 0.25                    # the chat parses its Markdown anew at every update; faster costs more than it shows
-POLL_S = 0.4
-WRITING = {"submit_btn": False, "stop_btn": True}
-MEASURING = {"submit_btn": True, "stop_btn": True}
-IDLE = {"submit_btn": True, "stop_btn": False}
+QUIET_S = 3.0
 
 
 class Handlers:
     """The page's event functions. Their first parameter is what Gradio passes in by type, the others are component values."""
 
     def __init__(self, service: Service, *, archive: Archive | None = None, method: str | None = None, recordings: Path = TRACES,
-                 clock: Callable[[], float] = time.monotonic) -> None:
-        """method: the one to begin with, where the service has it; None is the service's own default. recordings: their folder."""
-        self.service, self.archive, self._method, self._recordings = service, archive or Archive(), method, recordings
-        self._clock = clock
-        self._visits = Visits()
-        self.transcript = Transcript(service)
+                 options: Sequence[tuple[str, str]] = (), clock: Callable[[], float] = time.monotonic, limits: Limits = Limits(),
+                 one_at_a_time: bool = False) -> None:
+        """method: the one to begin with, where the service has it; None is the service's own default. options: its own, to begin with.
+        recordings: their folder. limits: what one visitor may take. one_at_a_time: the page's queue lets one visitor's turn, plain
+        measurement included, begin when that of the one before has ended."""
+        self.service, self.archive, self._method, self._recordings = service, archive or Archive(limits.runs_kept), method, recordings
+        self._clock, self._one_at_a_time = clock, one_at_a_time
+        self._visits, self._turnstile = Visits(forget_s=60 * limits.forget_minutes), Turnstile(limits.per_minute)
+        self.transcript = Transcript(service, limits.prompt_tokens)
+        self.turns = Turns(self.transcript, clock, self.resting_line)
+        self.options = MethodOptions(service, options, lambda: self._method or service.default_method())
 
     # ---- the chat ---------------------------------------------------------------------------------------------------------------
 
@@ -122,32 +124,48 @@ class Handlers:
         """The page was closed."""
         self.stop(request)
         self._visits.forget(request)
+        self._forget(str(request.session_hash))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Forget who has been silent for too long."""
+        for visitor in self._visits.expired():
+            self._forget(visitor)
+
+    def _forget(self, visitor: str) -> None:
+        """Nothing of a visitor stays: neither the records of runs nor what the engine has read."""
+        self.archive.forget(visitor)
+        self.service.forget(visitor)
 
     def respond(self, request: gr.Request, history: list[Message], *values: Any) -> Iterator[Screen]:
-        """Answer the last question, then measure plain decoding. values: see `Settings`."""
-        visit, settings = self._visits.of(request), Settings(*values)
-        settings = replace(settings, method=settings.method or self.service.default_method() or "plain")     # the menu is empty at first
+        """Answer the last question, then measure plain decoding. values: see `Settings`; behind them what `MethodOptions.read` takes."""
+        visit, settings = self._visits.of(request), Settings(*values[:Settings.num_controls()])
+        method = settings.method or self.service.default_method() or "plain"     # the menu is empty at first
+        settings = replace(settings, method=method, options=self.options.read(method, values[Settings.num_controls():]))
         if not history or history[-1]["role"] != "user":
             return
         if visit.stopped.is_set():
             yield Screen(status=strings.status_html(self.resting_line()), prompt=gr.update(**IDLE))
             return
+        visit.quiet.wait(QUIET_S)                    # the turn before lets go of the viewer as soon as it notices
         visit.interrupted.clear()
         visit.busy, turn = True, visit.turn
         try:
+            self._turnstile.enter(str(request.session_hash))
             run = self.service.submit(self.transcript.fitted(visit, settings.request(conversation(history), str(request.session_hash))))
         except Exception as error:                   # a refusal is an answer too: the conversation goes on
             visit.busy = False
-            yield self.transcript.dressed(visit, self._refusal(history, error))
+            yield self.transcript.dressed(visit, self.turns.refusal(history, error))
             return
-        visit.run, visit.slicer, visit.drafted = run, Slicer(archive=self.archive, clock=self._clock), []
-        visit.live = True
+        visit.run, visit.drafted = run, []
+        visit.slicer = Slicer(archive=self.archive, clock=self._clock, owner=str(request.session_hash))
+        visit.quiet.clear()
         try:
-            for screen in self._turn(visit, run, history, settings.measure_plain):
+            for screen in self.turns.turn(visit, run, history, settings.measure_plain):
                 yield self.transcript.dressed(visit, screen) if visit.turn == turn else screen.viewer_only()
         finally:                                     # also when the page was closed
             visit.busy = visit.busy and visit.turn != turn
-            visit.live = False
+            visit.quiet.set()
             if not run.reason:
                 run.cancel()
 
@@ -159,133 +177,68 @@ class Handlers:
             return
         visit.stopped.clear()
         visit.interrupted.clear()
-        turn, visit.live = visit.turn, True
+        turn = visit.turn
+        visit.quiet.clear()
         try:
-            for screen in self._comparison(visit, visit.run, history[:last_question(history) + 1]):
+            for screen in self.turns.comparison(visit, visit.run, history[:last_question(history) + 1]):
                 yield self.transcript.dressed(visit, screen) if visit.turn == turn else screen.viewer_only()
         finally:
-            visit.live = False
+            visit.quiet.set()
 
-    def _turn(self, visit: Visit, run: Run, history: list[Message], measure: bool) -> Iterator[Screen]:
-        yield from self._answer(visit, run, history)
-        if run.reason == "error":
-            return
-        if measure and not visit.stopped.is_set():
-            yield from self._comparison(visit, run, history)
-        else:
-            yield self._end(visit, run, history)
+    # ---- several methods ------------------------------------------------------------------------------------------------------------
 
-    def _comparison(self, visit: Visit, run: Run, history: list[Message]) -> Iterator[Screen]:
+    def compare(self, request: gr.Request, event: gr.EventData, *values: Any) -> Iterator[Screen]:
+        """One prompt through several methods, in the settings of the page but for the prompt and the length."""
+        visit, ticket = self._visits.of(request), getattr(event, "ticket", 0)
+
+        def told(body: dict[str, Any]) -> Screen:
+            return Screen(viewer=encode({"v": 1, "type": "compare", "ticket": ticket} | body))
         try:
-            yield from self._measure(visit, run, history)
-            yield self._end(visit, run, history)
-        except Exception as error:
-            yield Screen(chat=[*history, *self.transcript.reply(visit, run)], bar=True, prompt=gr.update(**IDLE),
-                         more=gr.update(visible=False),
-                         status=strings.status_html(f"error: {sentence_of(error)}"))
-
-    def _answer(self, visit: Visit, run: Run, history: list[Message]) -> Iterator[Screen]:
-        slicer, chat = visit.slicer, Pace(CHAT_S, self._clock)
-        short, line = self._lines(visit, run)
-        for message in slicer.start(start_body(run.meta, short)):
-            yield Screen(viewer=message, chat=[*history, *reply("", ended=False)], bar=history,
-                         status=strings.status_html(line), prompt=gr.update(**WRITING),
-                         more=gr.update(visible=False))
-        chat.due()
-        try:
-            for step in run:
-                if step.kind != "prefill":
-                    visit.drafted.append(_num_drafted(step))
-                due = chat.due()
-                if due:
-                    short, line = self._lines(visit, run, step.draft_stop)
-                    slicer.status(short)
-                *messages, last = slicer.step(step) or [SKIP]
-                for message in messages:
-                    yield Screen(viewer=message)
-                if due:
-                    written = reply(run.text, opened=bool(run.meta.get("opens_thinking")), ended=False)
-                    yield Screen(viewer=last, chat=[*history, *written], status=strings.status_html(line))
-                elif last is not SKIP:
-                    yield Screen(viewer=last)
-        except Exception as error:
-            sentence = sentence_of(error)
-            for message in slicer.error(type(error).__name__, sentence):
-                yield Screen(viewer=message)
-            broken = reply(run.text, opened=bool(run.meta.get("opens_thinking")), error=sentence)
-            yield Screen(chat=[*history, *broken], bar=True, status=strings.status_html(f"error: {sentence}"), prompt=gr.update(**IDLE))
+            wanted = Wanted.read(event, self.service.methods())
+            self._turnstile.enter(str(request.session_hash))
+            settings = Settings(*values[:Settings.num_controls()])
+            requests = [replace(settings, method=method.name, max_new_tokens=wanted.num_tokens,
+                                options=self.options.read(method.name, values[Settings.num_controls():]))
+                        .request([{"role": "user", "content": wanted.prompt}], "") for method in wanted.methods]
+        except SpecvizError as error:
+            yield told({"state": "failed", "message": str(error)})
             return
-        for message in slicer.flush():
-            yield Screen(viewer=message)
+        with closing(compare(self.service, wanted, requests, lambda: ticket in visit.halted, self._clock)) as bodies:
+            for body in bodies:
+                yield told(body)
 
-    def _measure(self, visit: Visit, run: Run, history: list[Message]) -> Iterator[Screen]:
-        """Messages leave as often as during the answer, so that on a small machine drawing disturbs both runs alike."""
-        trace, slicer = run.trace(), visit.slicer
-        num_done, num_tokens = len(trace.plain), (trace.stats or {}).get("num_tokens", 0)
-        goal, pace = min(num_tokens, num_done + PLAIN_TOKENS), Pace(CHAT_S, self._clock)
-        if num_done >= goal:
-            return
-        answer = self.transcript.reply(visit, run, still_measuring=True)
-        yield Screen(chat=[*history, *answer], bar=True, prompt=gr.update(**MEASURING), more=gr.update(visible=False),
-                     status=strings.status_html(strings.measuring(num_done, goal)))
-        visit.busy = False                           # from here on a new question is welcome
-        with closing(run.measure_plain(PLAIN_TOKENS)) as tokens:
-            for token in tokens:
-                num_done += 1
-                line = strings.measuring(num_done, goal)
-                slicer.status(line)
-                *messages, last = slicer.plain(token) or [SKIP]
-                for message in messages:
-                    yield Screen(viewer=message)
-                if pace.due():
-                    yield Screen(viewer=last, status=strings.status_html(line))
-                elif last is not SKIP:
-                    yield Screen(viewer=last)
-                if visit.stopped.is_set() or visit.interrupted.is_set():
-                    break
-        for message in slicer.flush():
-            yield Screen(viewer=message)
-
-    def _end(self, visit: Visit, run: Run, history: list[Message]) -> Screen:
-        trace = run.trace()
-        stats = trace.stats or {}
-        num_plain, num_tokens = len(trace.plain), stats.get("num_tokens", 0)
-        short, line = self._lines(visit, run, result=strings.outcome(stats))
-        [message] = visit.slicer.end({"stats": trace.stats, "compare": trace.compare, "reason": run.reason, "status": short})
-        more = 0 < num_plain < num_tokens and not visit.stopped.is_set()
-        return Screen(viewer=message, chat=[*history, *self.transcript.reply(visit, run)], bar=True,
-                      status=strings.status_html(line), prompt=gr.update(**IDLE),
-                      more=gr.update(visible=more, value=strings.continue_label(num_plain, num_tokens)))
-
-    def _refusal(self, history: list[Message], error: Exception) -> Screen:
-        sentence = sentence_of(error)
-        return Screen(chat=[*history, failed(sentence)], bar=True, status=strings.status_html(self.resting_line()),
-                      prompt=gr.update(**IDLE), more=gr.update(visible=False))
+    def halt(self, request: gr.Request, event: gr.EventData) -> None:
+        """End a comparison, whether it has begun or waits for its turn."""
+        if isinstance(ticket := getattr(event, "ticket", None), int):
+            self._visits.of(request).halted.add(ticket)
 
     # ---- the public endpoint ----------------------------------------------------------------------------------------------------
 
-    def generate(self, prompt: str, system_prompt: str = "", method: str = "", k: int = 5, temperature: float = 0.0, seed: int = 0,
-                 max_new_tokens: int = 256, verification: str = "rejection") -> Iterator[dict[str, Any]]:
+    def generate(self, request: gr.Request, prompt: str, system_prompt: str = "", method: str = "", k: int = 5, temperature: float = 0.0,
+                 seed: int = 0, max_new_tokens: int = 256, verification: str = "rejection", options: dict[str, Any] | None = None
+                 ) -> Iterator[dict[str, Any]]:
         """Answer one prompt; yields {text, stats, trace}, where stats and trace are null until the last one.
 
         Args:
             prompt: what to answer.
             system_prompt: instructions before it; empty for none.
             method: a drafting method's name; empty for the default one.
-            k: draft length.
+            k: draft length; 0 lets the engine choose it step by step.
             temperature: 0 is greedy.
             seed: any whole number.
             max_new_tokens: length limit of the answer.
             verification: how drafts are judged: rejection, shared-noise, block or typical (lossy).
+            options: the method's own, by name; null for its defaults. A wrong name is answered by a list.
         """
-        run = None
+        run, conversation = None, uuid.uuid4().hex
         try:
             if not prompt.strip():
                 raise InputError("prompt is empty; expected a text.")
-            settings = Settings(system_prompt, method or self.service.default_method() or "plain", k, temperature == 0, temperature,
+            self._turnstile.enter(str(request.session_hash))
+            settings = Settings(system_prompt, method or self.service.default_method() or "plain", k or 5, temperature == 0, temperature,
                                 top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=seed, max_new_tokens=max_new_tokens, stop="",
-                                measure_plain=False, keep_probs=False, verification=verification)
-            run = self.service.submit(settings.request([{"role": "user", "content": prompt}], uuid.uuid4().hex))
+                                measure_plain=False, keep_probs=False, verification=verification, options=_pairs(options), auto_k=k == 0)
+            run = self.service.submit(settings.request([{"role": "user", "content": prompt}], conversation))
             pace = Pace(CHAT_S, self._clock)
             for _ in run:
                 if pace.due():
@@ -297,6 +250,7 @@ class Handlers:
         finally:
             if run is not None:
                 run.cancel()
+                self.service.forget(conversation)
 
     # ---- controls ---------------------------------------------------------------------------------------------------------------
 
@@ -324,11 +278,25 @@ class Handlers:
             value = current
         return {"choices": [(strings.method_choice(method.label, method.available), method.name) for method in methods], "value": value}
 
+    def refreshed(self, request: gr.Request, current: str | None) -> tuple[Any, Any, Any]:
+        """Updates of the method menu, its note and the status line, for a page that was open while another one changed the model."""
+        visit, number = self._visits.of(request), self.service.status().number
+        if visit.pair == number or not self.service.methods():
+            return SKIP, SKIP, SKIP
+        is_first, visit.pair = visit.pair is None, number
+        menu = self.method_menu(current)
+        line = SKIP if is_first or visit.busy or visit.live else strings.status_html(self.resting_line())
+        return gr.update(**menu), self.method_note(menu["value"]), line
+
     def method_note(self, name: str | None) -> str:
         for method in self.service.methods():
             if method.name == name:
                 return strings.method_note(method.summary, method.reason, method.note)
         return ""
+
+    def is_decided_here(self, name: str | None) -> bool:
+        """Whether the page's draft length, options and verification mean anything to a method."""
+        return not any(method.fixed for method in self.service.methods() if method.name == name)
 
     def show_recording(self, request: gr.Request, title: str | None) -> tuple[Any, Any]:
         """A bundled run for the viewer; not while a live run is being shown. Returns updates of the viewer and the status line."""
@@ -336,7 +304,7 @@ class Handlers:
         if path is None or self._visits.of(request).live:
             return SKIP, SKIP
         try:
-            return trace_message(load(path)), SKIP
+            return trace_message(load(path), name=path.stem), SKIP
         except SpecvizError as error:
             return SKIP, strings.status_html(f"error: {error}")
 
@@ -349,7 +317,8 @@ class Handlers:
             return strings.loading(status.message, status.fraction)
         if status.state == "unloaded":
             return strings.unloaded(status.message)
-        return strings.ready(self.service.config())
+        measuring = status.message.removeprefix("Ready. ") if status.message.startswith("Ready. ") else ""
+        return " · ".join(filter(None, [strings.ready(self.service.config()), measuring.rstrip(".")]))
 
     # ---- helpers ----------------------------------------------------------------------------------------------------------------
 
@@ -360,7 +329,10 @@ class Handlers:
         visit.turn += 1
         visit.busy, visit.chat = True, None
         visit.stopped.clear()
-        self._visits.interrupt()
+        visit.interrupted.set()
+        if self._one_at_a_time:
+            self._visits.interrupt()
+        self._sweep()
         return gr.update(**prompt, **WRITING), dressed(asked, visit.look)
 
     def _settled(self, request: gr.Request, history: list[Message]) -> list[Message]:
@@ -382,28 +354,9 @@ class Handlers:
         return self.transcript.dressed(visit, Screen(chat=history, bar=True, status=strings.status_html(self.resting_line()),
                                            prompt=gr.update(**IDLE), more=gr.update(visible=False)))
 
-    def _words(self, run: Run) -> list[str]:
-        config = dict(run.meta.get("config") or {})
-        k = config.get("k")
-        method = str(run.meta.get("method_label") or run.meta.get("method") or "")
-        return [method, f"K {k}" if k else "", *strings.configuration({"target": run.meta.get("target")} | config)]
-
-    def _lines(self, visit: Visit, run: Run, draft_stop: str = "", result: Sequence[str] | None = None) -> tuple[str, str]:
-        """The status line without and with the configuration: the viewer shows the configuration by itself."""
-        state = strings.speculation_state(str(run.meta.get("method")), visit.drafted, draft_stop)
-        if result is None:
-            result = strings.progress(len(visit.drafted), run.trace().stats if visit.drafted else None)
-        result = [strings.verification_word(run.meta), *result]
-        return strings.status_line(state, result), strings.status_line(state, [*self._words(run), *result])
 
 
-def sentence_of(error: Exception) -> str:
-    """What the page says of an error. Errors that nobody foresaw also go to the terminal, with their origin."""
-    if isinstance(error, SpecvizError):
-        return str(error)
-    traceback.print_exception(error, file=sys.stderr)
-    return f"The engine met an unexpected error ({type(error).__name__}: {error}). The terminal shows where; the conversation can go on."
-
-
-def _num_drafted(step: StepTrace) -> int:
-    return len(step.nodes) if step.num_drafted is None else step.num_drafted
+def _pairs(options: Any) -> tuple[tuple[str, Any], ...]:
+    if options is not None and not isinstance(options, dict):
+        raise InputError(f"options is {options!r}; expected an object of names and values.")
+    return tuple((options or {}).items())

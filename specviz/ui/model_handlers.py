@@ -13,7 +13,8 @@ import gradio as gr
 from ..errors import InputError
 from . import model_texts as texts
 from . import strings
-from .handlers import POLL_S, Handlers, sentence_of
+from .handlers import Handlers
+from .turns import POLL_S, sentence_of
 from .visits import SKIP
 
 if TYPE_CHECKING:                # the service imports torch; the page opens without waiting for it
@@ -39,6 +40,7 @@ class ModelHandlers:
 
     def __init__(self, service: Service, page: Handlers, read_only: bool) -> None:
         self.service, self.read_only, self._page = service, read_only, page
+        self._reported: Choice | None = None      # what the report on the screen is about; the panel has one operator
 
     def opened(self, method: str | None) -> Iterator[Update]:
         """The page was opened and its model is there, or failed: fill the panel, and follow a load that somebody else began."""
@@ -64,6 +66,9 @@ class ModelHandlers:
         target = (own or "").strip() or card
         if not target:
             yield Update(**self._nothing(), **self._buttons())
+            return
+        if self._choice(*form) == self._reported:
+            yield Update()                        # a click elsewhere left the text box: what was ticked since stays ticked
             return
         yield Update(cards=gr.update(value=None) if (own or "").strip() else SKIP, **self._looking(target))
         yield self._report(self._choice(*form))
@@ -100,9 +105,10 @@ class ModelHandlers:
         yield from self._follow(method)
 
     def cancel(self) -> Update:
+        """What follows the load says how it ended and lets Load be clicked again: a click before that end would be lost."""
         if not self.read_only:
             self.service.cancel_load()
-        return Update(status=self._status(), **self._buttons())
+        return Update(cancel=OFF)
 
     def unload(self) -> Update:
         if not self.read_only:
@@ -154,6 +160,7 @@ class ModelHandlers:
         return {"report": texts.waiting_html(f"Looking at {target} …"), "load": OFF, "state": ""}
 
     def _nothing(self) -> dict[str, Any]:
+        self._reported = None
         hidden = gr.update(visible=False, value=False)
         return {"report": "", "consent": hidden, "room": hidden}
 
@@ -162,7 +169,9 @@ class ModelHandlers:
             inspection = self.service.inspect(choice)
         except Exception as error:
             return Update(**self._nothing(), **self._buttons(sentence_of(error)))
-        return Update(report=texts.report_html(inspection), **self._agreements(inspection), **self._buttons())
+        self._reported = choice
+        fresh = {"state": ""} if not self.service.status().is_loading else {}        # an earlier failure says nothing of this choice
+        return Update(report=texts.report_html(inspection), **self._agreements(inspection), **self._buttons() | fresh)
 
     def _agreements(self, inspection: Inspection, keep: bool = False) -> dict[str, Any]:
         """The two things to be agreed to, where they are due. keep: what is ticked stays ticked."""

@@ -11,7 +11,7 @@ from .model_handlers import ModelHandlers, Update
 
 __all__ = ["ModelsPanel"]
 
-QUANTIZATIONS = ("auto", "none", "int8", "nf4", "fp4")
+QUANTIZATIONS = ("auto", "none", "int8", "nf4", "nf4-double", "fp4", "fp4-double")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
@@ -32,8 +32,8 @@ class ModelsPanel:
                 self._own = gr.Textbox(label="Or your own: hub name, folder, .gguf file", placeholder="owner/name", lines=1,
                                        max_lines=1, scale=3, min_width=240, elem_id="models-own")
                 self._draft = gr.Dropdown([(texts.NO_DRAFT, "")], value="", label="Drafter: a model or heads", allow_custom_value=True,
-                                          scale=3, min_width=200, elem_id="models-draft")
-                self._quantization = gr.Dropdown(QUANTIZATIONS, value="auto", label="Quantization", filterable=False, min_width=110,
+                                          scale=3, min_width=180, elem_id="models-draft")
+                self._quantization = gr.Dropdown(QUANTIZATIONS, value="auto", label="Quantization", filterable=False, min_width=140,
                                                  elem_id="models-quantization")
                 self._device = gr.Dropdown(DEVICES, value="auto", label="Device", allow_custom_value=True, min_width=100,
                                            elem_id="models-device")

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .messages import Message
@@ -16,7 +16,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The controls of the page, in the order in which layout.py hands their values over."""
+    """The controls of the page, in the order in which layout.py hands their values over; options are read apart (`method_options.py`)."""
     system: str
     method: str | None
     k: int
@@ -32,6 +32,12 @@ class Settings:
     measure_plain: bool
     keep_probs: bool
     verification: str = "rejection"
+    auto_k: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def num_controls(cls) -> int:
+        return len(fields(cls)) - 1
 
     def request(self, messages: Sequence[Message], conversation: str) -> ChatRequest:
         """messages: the turns so far. conversation: whose they are. Raises InputError where a field is empty or out of range."""
@@ -48,7 +54,7 @@ class Settings:
             seed=int(self.seed), max_new_tokens=int(self.max_new_tokens), stop=_stop_strings(self.stop))
         system = [{"role": "system", "content": self.system.strip()}] if self.system and self.system.strip() else []
         return ChatRequest((*system, *messages), sampling, self.method, int(self.k), self.keep_probs, conversation,
-                           verification=self.verification)
+                           verification=self.verification, options=self.options, auto_k=self.auto_k)
 
 
 def _stop_strings(text: str | None) -> tuple[str, ...]:

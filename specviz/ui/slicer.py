@@ -31,24 +31,38 @@ def encode(body: dict[str, Any]) -> str:
 class Archive:
     """The messages of the last runs, so that a page that missed some can ask again.
 
-    Run ids are random (uuid4): whoever cannot see a run cannot name it. At most `max_runs` runs and `max_bytes` of text are kept, the
-    oldest run goes first; the run being written is never dropped.
+    Run ids are random (uuid4): whoever cannot see a run cannot name it. At most `max_runs` runs of one visitor and `max_bytes` of text in
+    all are kept, the oldest run goes first; the run being written is never dropped.
     """
 
-    def __init__(self, max_runs: int = 16, max_bytes: int = 64_000_000) -> None:
+    def __init__(self, max_runs: int = 4, max_bytes: int = 64_000_000) -> None:
         self.max_runs, self.max_bytes = max_runs, max_bytes
         self._runs: OrderedDict[str, list[str]] = OrderedDict()
         self._sizes: dict[str, int] = {}
+        self._owners: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def keep(self, run: str, message: str) -> None:
+    def keep(self, run: str, message: str, owner: str = "") -> None:
+        """owner: the visitor whose run it is."""
         with self._lock:
             self._runs.setdefault(run, []).append(message)
             self._runs.move_to_end(run)
+            self._owners[run] = owner
             self._sizes[run] = self._sizes.get(run, 0) + len(message.encode())
-            while len(self._runs) > 1 and (len(self._runs) > self.max_runs or sum(self._sizes.values()) > self.max_bytes):
-                oldest, _ = self._runs.popitem(last=False)
-                del self._sizes[oldest]
+            theirs = [each for each in self._runs if self._owners[each] == owner]
+            for each in theirs[:-self.max_runs]:
+                self._drop(each)
+            while len(self._runs) > 1 and sum(self._sizes.values()) > self.max_bytes:
+                self._drop(next(iter(self._runs)))
+
+    def forget(self, owner: str) -> None:
+        """Drop all runs of a visitor."""
+        with self._lock:
+            for run in [run for run, name in self._owners.items() if name == owner]:
+                self._drop(run)
+
+    def _drop(self, run: str) -> None:
+        del self._runs[run], self._sizes[run], self._owners[run]
 
     def resync(self, run: str, from_seq: int) -> str:
         """A `resync` message with every kept message of `run` from `from_seq` on; empty for an unknown run or a bad number.
@@ -77,10 +91,10 @@ class Slicer:
     """
 
     def __init__(self, run: str | None = None, *, archive: Archive | None = None, clock: Callable[[], float] = time.monotonic,
-                 slice_s: float = SLICE_S, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+                 slice_s: float = SLICE_S, max_bytes: int = MAX_MESSAGE_BYTES, owner: str = "") -> None:
         self.run = run or uuid.uuid4().hex
         self.archive = archive if archive is not None else Archive()
-        self.slice_s, self.max_bytes = slice_s, max_bytes
+        self.slice_s, self.max_bytes, self._owner = slice_s, max_bytes, owner
         self._clock = clock
         self._seq = 0
         self._sent_s: float | None = None
@@ -151,5 +165,5 @@ class Slicer:
         message = encode(head)[:-1] + ("," + body[1:] if len(body) > 2 else "}")
         self._seq += 1
         self._sent_s = self._clock()
-        self.archive.keep(self.run, message)
+        self.archive.keep(self.run, message, self._owner)
         return message

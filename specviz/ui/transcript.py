@@ -4,6 +4,7 @@ It knows nothing of events or components; `handlers.py` says when, this says wha
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,16 @@ __all__ = ["Transcript"]
 class Transcript:
     """One for the page; what belongs to a visitor is in the `Visit`."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, service: Service, most_prompt: int | None = None) -> None:
+        """most_prompt: tokens that a prompt may have, None for what the context holds."""
+        self.service, self._most_prompt = service, most_prompt
         self._seq = 0
 
     def fitted(self, visit: Visit, asked: ChatRequest) -> ChatRequest:
         """The request with as many of its turns as the model's context holds. Raises PromptTooLong, see `context.fit`."""
         visit.system = "".join(message["content"] for message in asked.messages if message["role"] == "system")
-        fitted = fit(asked.messages, self.service.count_tokens, self.service.config().get("context"), asked.sampling.max_new_tokens)
+        fitted = fit(asked.messages, self.service.count_tokens, self.service.config().get("context"), asked.sampling.max_new_tokens,
+                     self._most_prompt)
         visit.num_dropped = fitted.num_dropped
         return replace(asked, messages=fitted.messages)
 
@@ -58,7 +61,10 @@ class Transcript:
 
     def _meter(self, visit: Visit, history: list[Message]) -> dict[str, Any]:
         """How much of the context the conversation fills, without the turns that its last prompt had to leave out."""
-        turns, context = without_oldest(conversation(history), visit.num_dropped), self.service.config().get("context")
+        turns, config = without_oldest(conversation(history), visit.num_dropped), self.service.config()
+        context = config.get("context")
+        if config.get("engine"):                 # the tokenizer is a server's, and so is the count
+            return strings.meter_told(told, context) if turns and (told := self._told(visit, config)) else {}
         if not turns or not context:
             return {}
         system = [{"role": "system", "content": visit.system}] if visit.system else []
@@ -66,3 +72,10 @@ class Transcript:
             return strings.meter(self.service.count_tokens([*system, *turns]), context, visit.num_dropped)
         except SpecvizError:                     # a template that refuses it: the next question will tell
             return {}
+
+    @staticmethod
+    def _told(visit: Visit, config: Mapping[str, Any]) -> int | None:
+        """Tokens of the last prompt as the server in use has counted them; None where it does not tell, or another one answered."""
+        meta = visit.run.meta if visit.run is not None else {}
+        mine = (meta.get("remote") or {}).get("address") == config.get("device") and meta.get("target") == config.get("target")
+        return meta.get("prompt_tokens") if mine else None

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,18 +34,26 @@ class Screen(tuple):
         return Screen(viewer=self[0])
 
 
+def _set() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True)
 class Visit:
     """What the server remembers of one open page.
 
     turn: number of the last question; a generator of an earlier turn must not touch the chat any more. busy: a question waits or is
     being answered. look: how texts are shown. chat: what the chat shows, as far as this turn has changed it. system: the last request's
-    system prompt. num_dropped: turns that were left out of its prompt. live: a run of this page sends to its viewer. stopped: Stop was
-    pressed. interrupted: someone waits, so end the plain measurement.
+    system prompt. num_dropped: turns that were left out of its prompt. pair: `Status.number` of the pair whose methods its menu shows.
+    quiet: set unless a run of this page sends to its viewer. seen_s: when the page was last heard of. stopped: Stop was
+    pressed. interrupted: someone waits, so end the plain measurement. halted: comparisons that were stopped, by ticket.
     """
     turn: int = 0
     busy: bool = False
-    live: bool = False
+    quiet: threading.Event = field(default_factory=_set)
+    seen_s: float = 0.0
     stopped: threading.Event = field(default_factory=threading.Event)
     interrupted: threading.Event = field(default_factory=threading.Event)
     run: Run | None = None
@@ -54,6 +63,12 @@ class Visit:
     chat: list[Message] | None = None
     system: str = ""
     num_dropped: int = 0
+    pair: int | None = None
+    halted: set[int] = field(default_factory=set)
+
+    @property
+    def live(self) -> bool:
+        return not self.quiet.is_set()
 
 
 class Pace:
@@ -71,10 +86,10 @@ class Pace:
 
 
 class Visits:
-    """The open pages by their session hash; beyond `max_visits` the one that was silent longest is forgotten."""
+    """The open pages by their session hash. Who is silent for `forget_s` seconds is forgotten, beyond `max_visits` who was silent longest."""
 
-    def __init__(self, max_visits: int = 256) -> None:
-        self._max_visits = max_visits
+    def __init__(self, max_visits: int = 256, forget_s: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_visits, self._forget_s, self._clock = max_visits, forget_s, clock
         self._visits: OrderedDict[str, Visit] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -83,8 +98,7 @@ class Visits:
         with self._lock:
             visit = self._visits.setdefault(key, Visit())
             self._visits.move_to_end(key)
-            while len(self._visits) > self._max_visits:
-                self._visits.popitem(last=False)
+            visit.seen_s = self._clock()
             return visit
 
     def forget(self, request: gr.Request) -> None:
@@ -96,3 +110,13 @@ class Visits:
         with self._lock:
             for visit in self._visits.values():
                 visit.interrupted.set()
+
+    def expired(self) -> list[str]:
+        """Forget who was silent for too long, and beyond `max_visits` who was silent longest; returns their names."""
+        now, gone = self._clock(), []
+        with self._lock:
+            for name, visit in list(self._visits.items()):          # longest silent first
+                if not visit.busy and not visit.live and (now - visit.seen_s > self._forget_s or len(self._visits) > self._max_visits):
+                    del self._visits[name]
+                    gone.append(name)
+        return gone

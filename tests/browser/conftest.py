@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from specviz.ui.script import viewer_script, viewer_style
+
 HERE = Path(__file__).resolve().parent
-ASSETS = HERE.parents[1] / "assets"
 sys.path.insert(0, str(HERE))
 
 PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -29,8 +30,8 @@ window.viewer = SpecViz.mount(document.getElementById("viewer"), {
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        found = {"/": (PAGE.encode(), "text/html"), "/viewer.js": (ASSETS / "viewer.js", "text/javascript"),
-                 "/viewer.css": (ASSETS / "viewer.css", "text/css"), "/plotly.min.js": (_plotly(), "text/javascript")}.get(self.path)
+        found = {"/": (PAGE.encode(), "text/html"), "/viewer.js": (viewer_script(with_style=False).encode(), "text/javascript"),
+                 "/viewer.css": (viewer_style().encode(), "text/css"), "/plotly.min.js": (_plotly(), "text/javascript")}.get(self.path)
         if not found:
             self.send_error(404)
             return

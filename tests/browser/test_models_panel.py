@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from fake_machine import pretend
 from fake_service import ANSWER, OFFERS, FakeService
 from test_page import BOT, Tab, recorded
 
@@ -29,9 +30,11 @@ def open_site(chromium):
         address, _ = launch(page, Options(browser=False), app.free_port("127.0.0.1", 0))
         tab = Tab(chromium, address, **look)
         made.append((page, tab))
+        if look.get("width", 1400) < 760:
+            tab.page.click("#header .page-views [data-view=chat]")       # where the panel stands on a phone
         if unfold:
             tab.page.click("#models > button")
-        expect(tab.page.locator("#models-cards label").first).to_be_visible()
+            expect(tab.page.locator("#models-cards label").first).to_be_visible()
         return service, tab
     yield make
     for page, tab in made:
@@ -189,6 +192,26 @@ def test_the_first_start_with_cuda_offers_one_click(open_site):
     assert service.loads[0][0].target == OFFERS[1].source and service.loads[0][0].quantization == "nf4"
 
 
+@pytest.mark.parametrize("width", [1400, 390])
+def test_an_idle_graphics_card_is_told_with_the_command(open_site, monkeypatch, width):
+    """On Windows with an NVIDIA driver and a PyTorch without CUDA the page shows, above everything that can be unfolded, the command that
+    the terminal prints, whole and without sideways scrolling."""
+    from specviz.options import Options
+    from specviz.placement import choose_placement
+    from specviz.shelf import Shelf
+    pretend(monkeypatch, driver=True, cuda_build=False, platform="win32")
+    service = FakeService(pause_s=0.004)
+    service.advice = Shelf(Options()).advice
+    _, tab = open_site(service, unfold=False, width=width)
+    notice = tab.page.locator("#models-notices .page-notice")
+    expect(notice).to_be_visible()
+    told = notice.inner_text()
+    assert told in choose_placement("auto").notes                # what the terminal prints after loading
+    assert ('.venv\\Scripts\\python -m pip install --force-reinstall "torch>=2.8,<=2.13.0" --index-url '
+            "https://download.pytorch.org/whl/cu128") in told
+    assert tab.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
 def test_a_shared_page_only_looks(open_site):
     """Cards can be read; there is nothing to press; the sentence says who decides."""
     service, tab = open_site(read_only=True)
@@ -209,6 +232,9 @@ def test_a_phone_shows_the_panel_at_full_width(open_site, theme):
     for button in tab.page.locator("#models-buttons button").all():
         assert button.bounding_box()["height"] >= 40
     expect(tab.page.locator("#models > button")).to_have_text(re.compile("Models"))
+    for panel in ("models", "server"):           # nothing to push sideways within them either
+        assert tab.page.locator(f"#{panel}").evaluate("e => getComputedStyle(e).overflowX") == "hidden"
+        assert tab.page.locator(f"#{panel} > button").evaluate("e => getComputedStyle(e).textAlign") == "left"
 
 
 def test_switching_for_real(open_site, tmp_path):
@@ -247,6 +273,7 @@ def test_switching_for_real(open_site, tmp_path):
                 expect(page.locator("#models-state")).to_contain_text(words)
                 assert service.config()["target"] == "one" and service.choice().target == str(first)
             tab.idle()
+        expect(page.locator("#status")).to_contain_text("ready · two")          # the load goes on behind the answer
         expect(page.locator("#models-state")).to_be_empty()
         assert service.config()["target"] == "two"
         expect(page.locator(BOT)).to_have_count(4)                    # two answers with a footer each

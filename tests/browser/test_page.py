@@ -250,6 +250,37 @@ def test_unavailable_methods_say_why(tab, site):
     assert site[0].requests[-1].method == "medusa"
 
 
+def test_a_method_s_own_options_are_set_and_sent(tab, site):
+    """The panel shows the chosen method's options and no others; what is changed is in the request and the status line, and is forgotten with the
+    method."""
+    page = tab.page
+
+    def choose(label):
+        page.click("#method input")
+        page.locator(f"[role=option][aria-label='{label}']").click()
+    choose("Plain decoding")
+    page.locator("#method-options button").first.click()
+    expect(page.locator("#method-options-hint")).to_contain_text("This method has none")
+    choose("Prompt lookup")
+    panel, slider = page.locator("#method-options"), page.get_by_label("number input for Shortest match")
+    expect(slider).to_have_value("2")
+    expect(panel.get_by_label("Branches")).to_be_checked()
+    expect(panel).to_contain_text("Tokens that must have appeared before.")
+    slider.fill("7")
+    slider.press("Tab")
+    panel.get_by_label("Branches").uncheck()
+    tab.send()
+    tab.idle()
+    assert dict(site[0].requests[-1].options) == {"min_match": 7, "branches": False}
+    expect(page.locator("#status")).to_contain_text("min match 7, branches off")
+    choose("Medusa")
+    expect(panel.get_by_label("Tree")).to_have_value("best")
+    expect(slider).to_have_count(0)
+    choose("Prompt lookup")
+    expect(slider).to_have_value("2")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_a_lossy_rule_is_chosen_with_open_eyes(tab, site):
     """The menu of rules has a note for each; a lossy one is called so in menu, note, status line, badge and charts."""
     page = tab.page
@@ -319,6 +350,9 @@ def test_a_phone_shows_one_view_at_a_time_at_full_width(tab):
     page.click(".page-views [data-view=tokens]")
     expect(page.locator("#viewer .sv-strip")).to_contain_text("only arrives sooner.")
     assert page.evaluate(fits)
+    page.click("#viewer .sv-views [data-view=charts]")         # the viewer's own charts, besides the page's
+    expect(page.locator("#viewer .sv-charts-view .sv-charts")).to_be_visible()
+    assert page.evaluate(fits)
 
 
 def test_the_page_waits_for_its_model_without_a_reload(chromium):
@@ -341,3 +375,17 @@ def test_the_page_waits_for_its_model_without_a_reload(chromium):
         assert not tab.problems and not tab.outside
     finally:
         page.close(verbose=False)
+
+
+def test_a_lesson_on_the_page(tab):
+    """The Learn button opens the course without leaving the page; a lesson plays on a recording that the server sends, and gives the old view back."""
+    page = tab.page
+    shown = page.evaluate("document.querySelector('.sv-strip').textContent")
+    page.click("[data-learn]")
+    page.click("[data-lesson=residual]")
+    page.wait_for_selector(".sv-choice")
+    page.keyboard.press("3")
+    page.wait_for_selector(".sv-choice.is-right")
+    page.wait_for_function("location.hash.includes('lesson=residual&stop=1')")
+    page.click(".sv-lesson-head .sv-icon")
+    page.wait_for_function("text => document.querySelector('.sv-strip').textContent === text", arg=shown)

@@ -51,7 +51,7 @@ def test_a_first_visit(tab, tmp_path):
     page.locator("#chat .example").first.click()
     expect(page.locator("#status")).to_contain_text("(measured)")        # the bundled run's badge says "identical" from the beginning
     tab.idle()
-    expect(page.locator("#status")).to_contain_text("speculation active · Prompt lookup")
+    expect(page.locator("#status")).to_contain_text("speculation active · Hybrid")
     expect(page.locator("#viewer")).to_contain_text("Identical to plain decoding")
     answer = tab.answer().inner_text()
     assert "lighthouse stood at the end of the long stone pier" in answer

@@ -1,0 +1,1 @@
+"""Attaching the screen to another inference server: its token stream becomes verification steps."""
