@@ -41,7 +41,6 @@ INLINE floats sums_of(floats *v) {
 }
 
 #define MOST_TOGETHER 4              /* query heads that read the same keys and values once */
-#define UNROLLED _Pragma("GCC unroll 16")     /* or the sums would live in memory */
 #define MOST_PIECES 17               /* vectors of a head of at most 256 numbers, and a part of one */
 
 /* One vector of a key or a value: all of it, or its last part. */

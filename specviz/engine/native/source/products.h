@@ -30,25 +30,31 @@ typedef struct {
 #define MOST_ROWS 6
 #define EACH_ROWS(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
 
+/* As _mm512_dpbusd_epi32, whose form for the compiler makes gcc 12 copy and spill sums in the inner loop (measured: 2.3 times as slow). */
+INLINE __m512i dot4(__m512i total, __m512i x, __m512i w) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(total) : "v"(x), "v"(w));
+    return total;
+}
+
 INLINE void tile_fixed(const int8_t *weights, const int32_t *offsets, int quads, const uint8_t *x, int stride, int32_t *sums,
                        const int rows) {
     __m512i total[MOST_ROWS][4];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < 4; v++) total[r][v] = _mm512_loadu_si512(offsets + 16 * v);
+    UNROLLED for (int r = 0; r < rows; r++)
+        UNROLLED for (int v = 0; v < 4; v++) total[r][v] = _mm512_loadu_si512(offsets + 16 * v);
     for (int k = 0; k < quads; k++, weights += 4 * TILE) {
-        for (int v = 0; v < 4; v++)          /* the distances are measured */
+        UNROLLED for (int v = 0; v < 4; v++)          /* the distances are measured */
             _mm_prefetch((const char *)weights + (rows == 1 ? 8192 : 2048) + 64 * v, _MM_HINT_T0);
         __m512i w[4];
-        for (int v = 0; v < 4; v++) w[v] = _mm512_loadu_si512(weights + 64 * v);
-        for (int r = 0; r < rows; r++) {
+        UNROLLED for (int v = 0; v < 4; v++) w[v] = _mm512_loadu_si512(weights + 64 * v);
+        UNROLLED for (int r = 0; r < rows; r++) {
             int32_t quad;
             memcpy(&quad, x + (size_t)r * stride + 4 * k, 4);
-            __m512i spread = _mm512_set1_epi32(quad);
-            for (int v = 0; v < 4; v++) total[r][v] = _mm512_dpbusd_epi32(total[r][v], spread, w[v]);
+            const __m512i spread = _mm512_set1_epi32(quad);
+            UNROLLED for (int v = 0; v < 4; v++) total[r][v] = dot4(total[r][v], spread, w[v]);
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < 4; v++) _mm512_storeu_si512(sums + TILE * r + 16 * v, total[r][v]);
+    UNROLLED for (int r = 0; r < rows; r++)
+        UNROLLED for (int v = 0; v < 4; v++) _mm512_storeu_si512(sums + TILE * r + 16 * v, total[r][v]);
 }
 #elif defined(__AVX2__)
 #if defined(__AVXVNNI__)

@@ -17,6 +17,7 @@
 
 #define LANES 16
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 16")     /* or sums would live in memory */
 
 typedef float floats __attribute__((vector_size(64)));
 typedef int32_t ints __attribute__((vector_size(64)));
