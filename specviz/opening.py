@@ -27,6 +27,7 @@ from .engine.drafting import Drafter, parts_of
 from .engine.engine import Engine
 from .engine.linear import describe_machine
 from .engine.model import LanguageModel, Row
+from .engine.native.build import sources_hash
 from .engine.native.kernel import find_kernel
 from .engine.option import Option, settled
 from .engine.record import Recorder
@@ -264,7 +265,7 @@ def _look_up_costs(opened: Opened, store: CostStore) -> None:
     configuration = {**{name: config[name] for name in ("target", "drafter", "device", "dtype", "quantization", "threads", "linears", "decoder",
                                                         "weights")},
                      "heads": sorted(heads.name for heads in opened.parts.heads.values()), "machine": opened.machine,
-                     "exact": target.exact, "torch": torch.__version__, "version": 4,
+                     "exact": target.exact, "torch": torch.__version__, "kernel": sources_hash(), "version": 5,
                      "card": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else None}
 
     def trial() -> Measuring:

@@ -189,7 +189,7 @@ static void run_block(const Work *w, int worker, int workers) {
         meet(workers);
         for (int t = from; t < to; t++) place(w, layer, index, t);
         meet(workers);
-        for (int item = first; item < last; item++) attend_group(w, layer, index, item / m->num_kv_heads, item % m->num_kv_heads, scores);
+        for (int item = first; item < last; item++) attend_group(w, layer, index, item % w->count, item / w->count, scores);
         meet(workers);
         for (int t = from; t < to; t++) quantize_row(w, &layer->out, t, w->attended + (size_t)t * heads);
         meet(workers);

@@ -21,7 +21,9 @@ typedef struct {
     int32_t num_out, num_in;    /* num_in is a multiple of 4 */
 } Product;
 
-/* ---- kernels: sums[row][64] of one tile, for `num_rows` rows of at most MOST_ROWS ------------------------------------------------- */
+/* ---- kernels: sums[row][64] of one tile or a part of it, for at most MOST_ROWS rows ------------------------------------------------------
+   weights: `quads` times four inputs. begin: what the sums begin with, a row `begin_stride` after the one before it. In every step of the inner
+   loop `lines` cache lines are asked for, from `ahead` on, where that helps. */
 #if defined(SPECVIZ_PLAIN)
 #define KERNEL "plain C"
 #elif defined(__AVX512VNNI__) && defined(__AVX512BW__)
@@ -29,6 +31,7 @@ typedef struct {
 #define OFFSET 0x80             /* the instruction wants unsigned activations: 128 is added, and taken off again through `sums` */
 #define MOST_ROWS 6
 #define EACH_ROWS(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
+#define BLOCK_QUADS 48               /* 12 KB of weights stay in the nearest cache while several passes read them; measured */
 
 /* As _mm512_dpbusd_epi32, whose form for the compiler makes gcc 12 copy and spill sums in the inner loop (measured: 2.3 times as slow). */
 INLINE __m512i dot4(__m512i total, __m512i x, __m512i w) {
@@ -36,14 +39,13 @@ INLINE __m512i dot4(__m512i total, __m512i x, __m512i w) {
     return total;
 }
 
-INLINE void tile_fixed(const int8_t *weights, const int32_t *offsets, int quads, const uint8_t *x, int stride, int32_t *sums,
-                       const int rows) {
+INLINE void tile_fixed(const int8_t *weights, int quads, const uint8_t *x, int stride, const int32_t *begin, int begin_stride, int32_t *sums,
+                       const int8_t *ahead, const int rows, const int lines) {
     __m512i total[MOST_ROWS][4];
     UNROLLED for (int r = 0; r < rows; r++)
-        UNROLLED for (int v = 0; v < 4; v++) total[r][v] = _mm512_loadu_si512(offsets + 16 * v);
-    for (int k = 0; k < quads; k++, weights += 4 * TILE) {
-        UNROLLED for (int v = 0; v < 4; v++)          /* the distances are measured */
-            _mm_prefetch((const char *)weights + (rows == 1 ? 8192 : 2048) + 64 * v, _MM_HINT_T0);
+        UNROLLED for (int v = 0; v < 4; v++) total[r][v] = _mm512_loadu_si512(begin + begin_stride * r + 16 * v);
+    for (int k = 0; k < quads; k++, weights += 4 * TILE, ahead += 64 * lines) {
+        UNROLLED for (int i = 0; i < lines; i++) _mm_prefetch((const char *)ahead + 64 * i, _MM_HINT_T0);
         __m512i w[4];
         UNROLLED for (int v = 0; v < 4; v++) w[v] = _mm512_loadu_si512(weights + 64 * v);
         UNROLLED for (int r = 0; r < rows; r++) {
@@ -76,24 +78,26 @@ INLINE __m256i dot4(__m256i total, __m256i x, __m256i w) {
 #endif
 }
 
-INLINE void tile_fixed(const int8_t *weights, const int32_t *offsets, int quads, const uint8_t *x, int stride, int32_t *sums,
-                       const int rows) {
+INLINE void tile_fixed(const int8_t *weights, int quads, const uint8_t *x, int stride, const int32_t *begin, int begin_stride, int32_t *sums,
+                       const int8_t *ahead, const int rows, const int lines) {
+    (void)ahead; (void)lines;
     for (int half = 0; half < 2; half++) {
         __m256i total[MOST_ROWS][4];
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < 4; v++)
-                total[r][v] = OFFSET ? _mm256_loadu_si256((const __m256i *)(offsets + 32 * half + 8 * v)) : _mm256_setzero_si256();
+        UNROLLED for (int r = 0; r < rows; r++)
+            UNROLLED for (int v = 0; v < 4; v++)
+                total[r][v] = _mm256_loadu_si256((const __m256i *)(begin + begin_stride * r + 32 * half + 8 * v));
         const int8_t *w = weights + 128 * half;
         for (int k = 0; k < quads; k++, w += 4 * TILE) {
-            for (int r = 0; r < rows; r++) {
+            UNROLLED for (int r = 0; r < rows; r++) {
                 int32_t quad;
                 memcpy(&quad, x + (size_t)r * stride + 4 * k, 4);
-                __m256i spread = _mm256_set1_epi32(quad);
-                for (int v = 0; v < 4; v++) total[r][v] = dot4(total[r][v], spread, _mm256_loadu_si256((const __m256i *)(w + 32 * v)));
+                const __m256i spread = _mm256_set1_epi32(quad);
+                UNROLLED for (int v = 0; v < 4; v++)
+                    total[r][v] = dot4(total[r][v], spread, _mm256_loadu_si256((const __m256i *)(w + 32 * v)));
             }
         }
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < 4; v++) _mm256_storeu_si256((__m256i *)(sums + TILE * r + 32 * half + 8 * v), total[r][v]);
+        UNROLLED for (int r = 0; r < rows; r++)
+            UNROLLED for (int v = 0; v < 4; v++) _mm256_storeu_si256((__m256i *)(sums + TILE * r + 32 * half + 8 * v), total[r][v]);
     }
 }
 #elif defined(__ARM_FEATURE_DOTPROD) && defined(__aarch64__)
@@ -102,11 +106,11 @@ INLINE void tile_fixed(const int8_t *weights, const int32_t *offsets, int quads,
 #define MOST_ROWS 1
 #define EACH_ROWS(DO) DO(1)
 
-INLINE void tile_fixed(const int8_t *weights, const int32_t *offsets, int quads, const uint8_t *x, int stride, int32_t *sums,
-                       const int rows) {
-    (void)offsets; (void)stride; (void)rows;
+INLINE void tile_fixed(const int8_t *weights, int quads, const uint8_t *x, int stride, const int32_t *begin, int begin_stride, int32_t *sums,
+                       const int8_t *ahead, const int rows, const int lines) {
+    (void)stride; (void)begin_stride; (void)ahead; (void)rows; (void)lines;
     int32x4_t total[16];
-    for (int v = 0; v < 16; v++) total[v] = vdupq_n_s32(0);
+    for (int v = 0; v < 16; v++) total[v] = vld1q_s32(begin + 4 * v);
     for (int k = 0; k < quads; k++, weights += 4 * TILE) {
         int32_t quad;
         memcpy(&quad, x + 4 * k, 4);
@@ -124,10 +128,11 @@ INLINE void tile_fixed(const int8_t *weights, const int32_t *offsets, int quads,
 #define MOST_ROWS 1
 #define EACH_ROWS(DO) DO(1)
 
-INLINE void tile_fixed(const int8_t *weights, const int32_t *offsets, int quads, const uint8_t *x, int stride, int32_t *sums,
-                       const int rows) {
-    (void)offsets; (void)stride; (void)rows;
-    int32_t total[TILE] = {0};
+INLINE void tile_fixed(const int8_t *weights, int quads, const uint8_t *x, int stride, const int32_t *begin, int begin_stride, int32_t *sums,
+                       const int8_t *ahead, const int rows, const int lines) {
+    (void)stride; (void)begin_stride; (void)ahead; (void)rows; (void)lines;
+    int32_t total[TILE];
+    memcpy(total, begin, sizeof total);
     for (int k = 0; k < quads; k++, weights += 4 * TILE) {
         const int8_t *quad = (const int8_t *)x + 4 * k;
         const int16_t a = quad[0], b = quad[1], c = quad[2], d = quad[3];
@@ -138,11 +143,35 @@ INLINE void tile_fixed(const int8_t *weights, const int32_t *offsets, int quads,
 }
 #endif
 
-static void tile_rows(const int8_t *weights, const int32_t *offsets, int quads, const uint8_t *x, int stride, int32_t *sums, int rows) {
-    switch (rows) {
-#define CASE(n) case n: tile_fixed(weights, offsets, quads, x, stride, sums, n); return;
+static void tile_rows(const int8_t *weights, int quads, const uint8_t *x, int stride, const int32_t *begin, int begin_stride, int32_t *sums,
+                      const int8_t *ahead, int rows, int lines) {
+    switch (8 * rows + lines) {
+#define CASE(n) \
+    case 8 * n + 4: tile_fixed(weights, quads, x, stride, begin, begin_stride, sums, ahead, n, 4); return; \
+    case 8 * n + 2: tile_fixed(weights, quads, x, stride, begin, begin_stride, sums, ahead, n, 2); return; \
+    case 8 * n + 1: tile_fixed(weights, quads, x, stride, begin, begin_stride, sums, ahead, n, 1); return;
     EACH_ROWS(CASE)
 #undef CASE
+    }
+}
+
+#define GROUP 24                     /* rows whose sums are made in one reading of a tile */
+#define AHEAD 8192                   /* how many bytes ahead a single pass asks for memory, measured */
+#if !defined(BLOCK_QUADS)
+#define BLOCK_QUADS (1 << 28)
+#endif
+
+/* Sums of one tile for up to GROUP rows, beginning with `offsets` [64]. As many rows go together as registers hold sums for. A single pass
+   asks for memory a little ahead; of several, each asks for its part of the block that comes next, so that memory never rests. */
+static void tile_group(const int8_t *weights, const int32_t *offsets, int quads, const uint8_t *x, int stride, int32_t *sums, int count) {
+    const int passes = (count + MOST_ROWS - 1) / MOST_ROWS, each = (count + passes - 1) / passes;
+    const int lines = passes == 1 ? 4 : passes < 4 ? 2 : 1, block = passes == 1 ? quads : BLOCK_QUADS;
+    for (int k = 0; k < quads; k += block) {
+        const int some = quads - k < block ? quads - k : block;
+        const int8_t *part = weights + (size_t)k * 4 * TILE, *ahead = part + (passes == 1 ? AHEAD : some * 4 * TILE);
+        for (int r = 0; r < count; r += each, ahead += 64 * lines * some)
+            tile_rows(part, some, x + (size_t)r * stride + 4 * k, stride, k ? sums + TILE * r : offsets, k ? TILE : 0, sums + TILE * r, ahead,
+                      count - r < each ? count - r : each, lines);
     }
 }
 
@@ -245,7 +274,7 @@ INLINE void finish_tile(const Product *p, int tile, const int32_t *sums, const f
 /* Tiles [from, to) of rows x [num_rows][stride] in int8 -> out [num_rows][out_stride]. Rows lie in room for whole groups of TILE_ROWS. */
 static void multiply(const Product *p, const uint8_t *x, int stride, const float *row_scales, int num_rows, float *out, int out_stride,
                      int add, int from, int to) {
-    int32_t sums[TILE * (MOST_ROWS > TILE_ROWS ? MOST_ROWS : TILE_ROWS)] __attribute__((aligned(64)));
+    int32_t sums[TILE * GROUP] __attribute__((aligned(64)));
     const size_t tile_bytes = (size_t)p->num_in * TILE;
 #if HAS_TILES
     if (uses_tiles(num_rows, p->num_in)) {
@@ -260,11 +289,13 @@ static void multiply(const Product *p, const uint8_t *x, int stride, const float
         return;
     }
 #endif
+    const int32_t nothing[TILE] = {0};
     for (int tile = from; tile < to; tile++)
-        for (int r = 0; r < num_rows; r += MOST_ROWS) {
-            const int rows = num_rows - r < MOST_ROWS ? num_rows - r : MOST_ROWS;
-            tile_rows(p->weights + tile * tile_bytes, p->sums + tile * TILE, p->num_in / 4, x + (size_t)r * stride, stride, sums, rows);
-            finish_tile(p, tile, sums, row_scales + r, rows, out + (size_t)r * out_stride, out_stride, add);
+        for (int r = 0; r < num_rows; r += GROUP) {
+            const int count = num_rows - r < GROUP ? num_rows - r : GROUP;
+            tile_group(p->weights + tile * tile_bytes, OFFSET ? p->sums + tile * TILE : nothing, p->num_in / 4, x + (size_t)r * stride, stride, sums,
+                       count);
+            finish_tile(p, tile, sums, row_scales + r, count, out + (size_t)r * out_stride, out_stride, add);
         }
 }
 

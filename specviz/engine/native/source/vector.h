@@ -6,6 +6,7 @@
 #define SPECVIZ_VECTOR_H
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
