@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tiny import save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -53,3 +55,26 @@ def test_what_cannot_work_is_one_sentence(work, command, words, capsys, monkeypa
     monkeypatch.chdir(work)
     assert run(work, *command) == 1
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "draft_model"])
+def test_training_goes_on_from_an_export(work, kind, capsys):
+    """A shipped folder is enough to go on: before its first step a run guesses among the same tokens with the same weights, up to how they were
+    stored; then they move. A folder with neither is named."""
+    data = work / f"data-{kind}"
+    assert run(work, "generate", "--out", str(data), "--tokens", "120", "--prompts", str(work / "prompts.jsonl"), "--batch", "8", "--limit", "16",
+               "--taps", "1") == 0
+    few = ["vocabulary=96", "width=64", "num_heads=4", "inner=64", "num_negatives=32"] if kind == "draft_model" else ["vocabulary=96"]
+    settings = [word for pair in (*few, "steps=4") for word in ("--set", pair)]
+
+    def fitted(name: str, *more: str) -> dict:
+        folder = work / f"{kind}-{name}"
+        assert run(work, "fit", kind, "--data", str(data), "--out", str(folder), *settings, *more) == 0
+        assert run(work, "export", str(folder), "--out", str(folder / "export")) == 0
+        return load_file(folder / "export" / "model.safetensors")
+    first, begin = fitted("first"), ("--begin-with", str(work / f"{kind}-first" / "export"))
+    unmoved, moved = fitted("unmoved", *begin, "--stop-at", "0"), fitted("moved", *begin, "--set", "rate=0.02")
+    assert all(torch.allclose(unmoved[name].float(), tensor.float(), atol=1e-3, rtol=1e-2) for name, tensor in first.items())
+    assert any(not torch.allclose(moved[name].float(), tensor.float(), atol=1e-3, rtol=1e-2) for name, tensor in first.items())
+    assert run(work, "fit", kind, "--data", str(data), "--out", str(work / "none"), "--begin-with", str(work)) == 1
+    assert "neither trained.pt nor model.safetensors" in capsys.readouterr().err

@@ -9,14 +9,16 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from ..catalog import Catalog
 from ..drafters import DRAFTERS, Parts
+from ..drafters.checkpoint_files import SCALE
 from ..engine.model import FINAL
 from ..errors import InputError, SpecvizError
 from ..loading import Loaded, load_target
@@ -67,7 +69,9 @@ def _fit(args: argparse.Namespace) -> None:
         numbers = store.numbers()
         texts += store.texts(numbers[:max(1, round(args.fraction * len(numbers)))])
     store = stores[0]
-    given = _given(args, draft_vocabulary(texts, recipe["vocabulary"], store.facts["vocab_size"]))
+    earlier = _earlier(args.begin_with)
+    ids = earlier.draft_ids if earlier is not None and earlier.draft_ids is not None else draft_vocabulary(texts, recipe["vocabulary"], store.facts["vocab_size"])
+    given = _given(args, ids)
     answers = sum(text.num_answer_tokens for text in texts)
     print(f"{len(texts)} texts with {answers:,} answer tokens", flush=True)
     bar, seen = _Bar("steps"), []
@@ -77,22 +81,37 @@ def _fit(args: argparse.Namespace) -> None:
         recent = seen[-20:]
         bar.show(step + 1, recipe["steps"], f"loss {sum(loss for loss, _ in recent) / len(recent):.3f}  agreement "
                  + " ".join(f"{sum(a[d] for _, a in recent if len(a) > d) / len(recent):.2f}" for d in range(len(agreement))))
-    net = fit(recipe, given, texts, args.out, report=report, stop_at=args.stop_at, begin_with=_earlier(args.begin_with, given))
+    net = fit(recipe, given, texts, args.out, report=report, stop_at=args.stop_at, begin_with=earlier and earlier.tensors,
+              is_published=earlier is not None and earlier.is_published)
     torch.save({"net": net.state_dict(), "draft_ids": given.draft_ids, "recipe": recipe, "answer_tokens": answers, "num_texts": len(texts),
                 "data": store.facts}, args.out / "trained.pt")
 
 
-def _earlier(run: Path | None, given: Given) -> dict[str, torch.Tensor] | None:
-    """The weights of a run to go on from. Raises InputError where it guesses among other tokens."""
-    if run is None:
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """Weights to go on from. draft_ids: the tokens that they guess among, None where the folder does not say."""
+    tensors: dict[str, torch.Tensor]
+    draft_ids: torch.Tensor | None
+    is_published: bool
+
+
+def _earlier(folder: Path | None) -> _Earlier | None:
+    """What `fit` or `export` wrote into a folder. Raises InputError where there is neither."""
+    if folder is None:
         return None
-    path = run / "trained.pt"
-    if not path.is_file():
-        raise InputError(f"There is no {path}; --begin-with takes a folder that fit wrote to its end.")
-    saved = torch.load(path, map_location=given.embeddings.device, weights_only=True)
-    if not torch.equal(saved["draft_ids"].cpu(), given.draft_ids.cpu()):
-        raise InputError(f"{run} guesses among other tokens than these texts suggest; give it the texts that it was trained on.")
-    return saved["net"]
+    if (path := folder / "trained.pt").is_file():
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        return _Earlier(saved["net"], saved["draft_ids"], False)
+    if not (folder / "model.safetensors").is_file():
+        raise InputError(f"There is neither trained.pt nor model.safetensors in {folder}; --begin-with takes a folder that fit wrote to its end, or "
+                         "one that export wrote.")
+    stored = load_file(folder / "model.safetensors")
+    offsets, ids = stored.pop("d2t", None), stored.pop("token_map", None)
+    if offsets is not None:
+        ids = offsets + torch.arange(len(offsets))
+    tensors = {name: tensor.float() * (stored[name + SCALE][:, None] if name + SCALE in stored else 1) for name, tensor in stored.items()
+               if not name.endswith(SCALE)}
+    return _Earlier(tensors, ids, True)
 
 
 def _evaluate(args: argparse.Namespace) -> None:
@@ -262,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     two.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     two.add_argument("--set", type=_setting, action="append", default=[], metavar="KEY=VALUE", help="change an entry of the recipe")
     two.add_argument("--fraction", type=float, default=1.0, metavar="X", help="of the shards, the first ones")
-    two.add_argument("--begin-with", type=Path, metavar="RUN", help="go on from an earlier run's weights, with a schedule of its own")
+    two.add_argument("--begin-with", type=Path, metavar="FOLDER", help="go on from an earlier run's weights, or exported ones, with a schedule of its own")
     two.add_argument("--stop-at", type=int, metavar="N", help="end after this step, to go on later")
     three = command("evaluate", _evaluate, "Measure trained drafters and lookups on held-out texts.")
     three.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="folders that fit wrote")

@@ -143,11 +143,13 @@ def _common_beginning(sequences: Sequence[np.ndarray]) -> int:
 
 
 def fit(recipe: Mapping[str, Any], given: Given, texts: Sequence[Text], folder: Path, *, report: Callable[[int, float, tuple[float, ...]], None],
-        stop_at: int | None = None, checkpoint_s: float = 120.0, begin_with: Mapping[str, Tensor] | None = None) -> Net:
+        stop_at: int | None = None, checkpoint_s: float = 120.0, begin_with: Mapping[str, Tensor] | None = None,
+        is_published: bool = False) -> Net:
     """Train a drafter by its recipe; the checkpoint in `folder` is gone on with. Returns it with the averaged weights.
 
     report: step, loss and agreement per depth, at every step. stop_at: end early, with a checkpoint, as an interruption would. begin_with:
-    weights of an earlier run in place of the recipe's start. Raises InputError for a checkpoint or weights of another shape or recipe.
+    weights of an earlier run in place of the recipe's start; is_published: as an export names and scales them. Raises InputError for a
+    checkpoint or weights of another shape or recipe.
     """
     torch.manual_seed(recipe["seed"])
     device = given.embeddings.device
@@ -169,22 +171,14 @@ def fit(recipe: Mapping[str, Any], given: Given, texts: Sequence[Text], folder: 
         optimizer.load_state_dict(saved["optimizer"])
         average, first = saved["average"], saved["step"]
         torch.set_rng_state(saved["random"].cpu())
-    elif begin_with is not None:
-        try:
-            net.load_state_dict(begin_with)
-        except RuntimeError as error:
-            raise InputError(f"The run to begin with is no {recipe['kind']} of this shape ({str(error)[:200]}).") from error
-        average = {name: parameter.detach().clone() for name, parameter in net.state_dict().items()}
     else:
-        order = random.Random(recipe["seed"]).sample(range(len(batches)), len(batches))
-        begin: list[Batch] = []
-        count = 0
-        for i in order:
-            begin.append(batches.at(i))
-            count += len(begin[-1].tokens)
-            if count >= recipe["start_texts"]:
-                break
-        net.start(begin)
+        if begin_with is None or is_published:
+            net.start(_first_batches(batches, recipe))         # before published weights too: it measures the scales of a drafter's inputs
+        try:
+            if begin_with is not None:
+                (net.load_published if is_published else net.load_state_dict)(begin_with)
+        except (RuntimeError, KeyError) as error:
+            raise InputError(f"The run to begin with is no {recipe['kind']} of this shape ({str(error)[:200]}).") from error
         average = {name: parameter.detach().clone() for name, parameter in net.state_dict().items()}
     last = recipe["steps"] if stop_at is None else min(stop_at, recipe["steps"])
     mixed = bool(recipe["mixed"]) and (device.type != "cpu" or torch.cpu._is_avx512_bf16_supported())
@@ -211,6 +205,16 @@ def fit(recipe: Mapping[str, Any], given: Given, texts: Sequence[Text], folder: 
             os.replace(path.with_suffix(".part"), path)
     net.load_state_dict(average)
     return net.eval()
+
+
+def _first_batches(batches: Batches, recipe: Mapping[str, Any]) -> list[Batch]:
+    """Enough of them, drawn by the seed, for a start in closed form."""
+    found: list[Batch] = []
+    for i in random.Random(recipe["seed"]).sample(range(len(batches)), len(batches)):
+        found.append(batches.at(i))
+        if sum(len(batch.tokens) for batch in found) >= recipe["start_texts"]:
+            break
+    return found
 
 
 def _schedule(step: int, recipe: Mapping[str, Any]) -> float:
