@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from test_service import ask, ready
+from tiny import slow_steps
 
 from specviz import freed_memory
 from specviz.engine.cache import KVCache
@@ -85,15 +86,16 @@ def test_the_engine_gives_back_when_it_rests_and_when_it_ends(monkeypatch):
         rested.set()
         return True
     monkeypatch.setattr(driver._freed, "_give_back", given)
-    beside = service.submit(ask(conversation="beside", max_new_tokens=200))
-    steps = iter(beside)
-    next(steps)
-    for number in range(3):
-        list(service.submit(ask(f"{number} {number}", conversation=str(number), max_new_tokens=3)))
-        service.forget(str(number))
-    assert not busy
-    beside.cancel()
-    list(steps)
+    with slow_steps(engine):
+        beside = service.submit(ask(conversation="beside", max_new_tokens=200))
+        steps = iter(beside)
+        next(steps)
+        for number in range(3):
+            list(service.submit(ask(f"{number} {number}", conversation=str(number), max_new_tokens=3)))
+            service.forget(str(number))
+        assert not busy
+        beside.cancel()
+        list(steps)
     assert rested.wait(20) and busy == [False]
     list(service.submit(ask(conversation="beside", max_new_tokens=3)))
     assert driver._freed.rest_s(engine.cache.num_freed_bytes) is None, "what stays parked was not freed"

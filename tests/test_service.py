@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
+from tiny import slow_steps, tiny_model, tiny_tokenizer
 
 from specviz.cost import CostTable
 from specviz.drafters import DRAFTERS, Parts
@@ -105,9 +105,10 @@ def test_sampling_measures_without_comparing(service):
 def test_cancel_in_the_middle_keeps_the_text(service):
     """After cancel the steps end, the text stays, and the next request runs."""
     run = service.submit(ask(max_new_tokens=300))
-    for number, _ in enumerate(run):
-        if number == 3:
-            run.cancel()
+    with slow_steps(service._opened.engine):
+        for number, _ in enumerate(run):
+            if number == 3:
+                run.cancel()
     assert run.reason == "cancelled" and 0 < len(run.trace().steps) < 300
     assert run.text
     assert list(service.submit(ask(max_new_tokens=3)))
@@ -119,11 +120,15 @@ def test_a_measurement_makes_way_and_goes_on(service):
     run = service.submit(ask(max_new_tokens=300))
     answer = [token.id for step in run for token in step.emitted]
     measured, found, others = run.measure_plain(300), [], []
-    for item in measured:
-        found.append(item)
-        if len(found) in (5, 40):
-            others.append(service.submit(ask(f"{PROMPT} {len(found)}", max_new_tokens=60)))
-            list(others[-1])
+    with slow_steps(service._opened.engine, 0.01):
+        for item in measured:
+            found.append(item)
+            if len(found) in (5, 40):
+                others.append(service.submit(ask(f"{PROMPT} {len(found)}", max_new_tokens=20)))
+                list(others[-1])
+            if len(found) == 60:
+                break
+    found += measured
     tokens = [item for item in found if not isinstance(item, Waiting)]
     assert [token.id for token in tokens] == answer and 2 <= len(found) - len(tokens)
     assert all(a.t_ms < b.t_ms for a, b in zip(tokens, tokens[1:])) and abs(tokens[-1].t_ms - sum(t.ms for t in tokens[1:])) < 1e-6
@@ -135,27 +140,29 @@ def test_a_measurement_waits_for_everyone_and_can_be_given_up(service):
     """While somebody is answered nothing is measured, the reader hears so again and again, and closing it leaves nothing behind."""
     run = service.submit(ask(max_new_tokens=8))
     list(run)
-    other = service.submit(ask(max_new_tokens=300))
-    steps = iter(other)
-    next(steps)
-    measured = run.measure_plain(300)
-    assert next(measured) == Waiting(1)
-    measured.close()
+    with slow_steps(service._opened.engine):
+        other = service.submit(ask(max_new_tokens=300))
+        steps = iter(other)
+        next(steps)
+        measured = run.measure_plain(300)
+        assert next(measured) == Waiting(1)
+        measured.close()
     assert len(list(steps)) and other.reason == "length" and not run.trace().plain
     assert len([token for token in run.measure_plain(300) if not isinstance(token, Waiting)]) == 8
 
 
 def test_the_queue_has_places(service):
     """Who finds all rows taken learns the place in the queue, moves up as others end, and one that is cancelled while it waits never runs."""
-    running = [service.submit(ask(max_new_tokens=300)) for _ in range(8)]
-    waiting = [service.submit(ask(max_new_tokens=4)) for _ in range(3)]
-    assert all(run.wait(30) and run.place == 0 for run in running)
-    assert [run.place for run in waiting] == [1, 2, 3] and not waiting[2].wait(0.01)
-    waiting[1].cancel()
-    assert waiting[1].wait(30) and list(waiting[1]) == [] and waiting[1].reason == "cancelled"
-    next(iter(running[0]))                        # one more step: the others have moved up
-    for run in running:
-        run.cancel()
+    with slow_steps(service._opened.engine):
+        running = [service.submit(ask(max_new_tokens=300)) for _ in range(8)]
+        waiting = [service.submit(ask(max_new_tokens=4)) for _ in range(3)]
+        assert all(run.wait(30) and run.place == 0 for run in running)
+        assert [run.place for run in waiting] == [1, 2, 3] and not waiting[2].wait(0.01)
+        waiting[1].cancel()
+        assert waiting[1].wait(30) and list(waiting[1]) == [] and waiting[1].reason == "cancelled"
+        next(iter(running[0]))                        # one more step: the others have moved up
+        for run in running:
+            run.cancel()
     assert len(list(waiting[2])) and len(list(waiting[0])) and waiting[2].reason == "length" and waiting[2].place == 0
 
 
@@ -281,12 +288,13 @@ def test_many_at_once_are_served_and_too_many_refused(service):
         thread.join()
     assert found == [expected] * 5
     runs = []
-    with pytest.raises(Busy, match="waiting already"):
-        for _ in range(200):
-            runs.append(service.submit(ask(max_new_tokens=300)))
-    for run in runs:
-        run.cancel()
-        assert list(run) is not None and run.reason == "cancelled"
+    with slow_steps(service._opened.engine):
+        with pytest.raises(Busy, match="waiting already"):
+            for _ in range(200):
+                runs.append(service.submit(ask(max_new_tokens=300)))
+        for run in runs:
+            run.cancel()
+            assert list(run) is not None and run.reason == "cancelled"
     assert list(service.submit(ask(max_new_tokens=2)))
 
 

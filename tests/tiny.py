@@ -5,6 +5,8 @@ They know nothing of specviz: tests of any module may import them. The weights a
 from __future__ import annotations
 
 import json
+import time
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["CHAT_TEMPLATE", "EOS", "FAMILIES", "save_tiny", "swap_tokens", "tiny_model", "tiny_tokenizer"]
+__all__ = ["CHAT_TEMPLATE", "EOS", "FAMILIES", "save_tiny", "slow_steps", "swap_tokens", "tiny_model", "tiny_tokenizer"]
 
 VOCAB_SIZE = 384
 BASE: dict[str, Any] = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
@@ -99,3 +101,14 @@ def swap_tokens(folder: Path, one: int = 40, other: int = 41) -> None:
     first, second = [token for token, number in vocabulary.items() if number in (one, other)]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     path.write_text(json.dumps(content))
+
+
+@contextmanager
+def slow_steps(engine, seconds: float = 0.02):
+    """While it is open no answer ends soon, however late another thread gets its turn."""
+    step = engine.step
+    engine.step = lambda: (time.sleep(seconds), step())[1]
+    try:
+        yield
+    finally:
+        del engine.step
