@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..engine.draft import ROOT, Draft
 from ..engine.drafting import Budget, Outcome
 from ..engine.option import Option
+from ..engine.sampling import argmax
 from ..engine.sequence import Sequence
 from .parts import Parts
 from .plain import Stateless
@@ -217,7 +218,7 @@ class Lookahead(Stateless):
             window = outcome.sequence.drafting
             if window is None or outcome.verdict is None or not window.fed:
                 continue
-            feedback = outcome.logits[[1 + node for node in window.fed]].argmax(-1).tolist()
+            feedback = argmax(outcome.logits[[1 + node for node in window.fed]]).tolist()
             window.learn(feedback, outcome.sequence.tokens, len(outcome.verdict.path) + 1)
 
     def fork(self, source: Sequence, target: Sequence, length: int) -> int:

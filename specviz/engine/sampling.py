@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import InputError
 
-__all__ = ["KeyedNoise", "SamplingParams", "SharedNoise", "distribution", "penalized", "shaped"]
+__all__ = ["KeyedNoise", "SamplingParams", "SharedNoise", "argmax", "distribution", "penalized", "shaped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,15 @@ def penalized(logits: Tensor, params: SamplingParams, histories: Sequence[Sequen
     return logits
 
 
+def argmax(x: Tensor) -> Tensor:
+    """As `x.argmax(-1)`: of equals the first, and what is no number before all others. NumPy takes a tenth of the time (measured with torch 2.13)."""
+    return x.argmax(-1) if x.device.type != "cpu" or x.dtype == torch.bfloat16 else torch.as_tensor(x.numpy().argmax(-1))
+
+
 def shaped(logits: Tensor, params: SamplingParams) -> Tensor:
     """Penalized logits, [T, V], through temperature, top-k, top-p and min-p to probabilities."""
     if params.greedy:
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
+        return torch.zeros_like(logits).scatter_(-1, argmax(logits)[:, None], 1)
     scores = logits / params.temperature
     if 0 < params.top_k < scores.shape[-1]:
         floor = scores.topk(params.top_k, -1).values[:, -1:]
@@ -157,9 +162,9 @@ class KeyedNoise:
     def _draw(self, probs: Tensor, purpose: int, position: int, step: int, sibling: int) -> int:
         if probs.device.type == "cuda" and "cuda" in self._own_devices:       # one question to the device instead of three
             return int(self._race(probs, purpose, position, step, sibling).argmax())
-        top, index = probs.max(-1)
-        if top >= 1:                                          # one-hot: greedy decoding draws nothing
-            return int(index)
+        best = int(argmax(probs))
+        if probs[best] >= 1:                                  # one-hot: greedy decoding draws nothing
+            return best
         return int(self._race(probs, purpose, position, step, sibling).argmax())
 
     def _race(self, probs: Tensor, purpose: int, position: int, step: int, sibling: int) -> Tensor:
