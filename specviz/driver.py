@@ -258,11 +258,12 @@ class Driver:
         if job.reason:                            # cancelled before its turn
             return
         try:
+            settings = DraftSettings(job.k, job.options)
             job.request_id = self.opened.engine.add(
-                job.prompt, job.request.sampling, job.drafter, DraftSettings(job.k, job.options), job.sink, eos_ids=self.opened.eos_ids,
+                job.prompt, job.request.sampling, job.drafter, settings, job.sink, eos_ids=self.opened.eos_ids,
                 scope=scope_of(job.request.conversation), keep_probs=job.request.keep_probs or job.alone,
                 rule=RULES[job.request.verification],
-                pilot=self.opened.pilot(job.drafter) if job.request.auto_k and not job.alone else None)
+                pilot=self.opened.pilot(job.drafter, settings) if job.request.auto_k and not job.alone else None)
         except SpecvizError as error:
             job.events.put(error)
             self._end(job, "error")

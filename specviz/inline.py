@@ -38,9 +38,9 @@ def answer(opened: Opened, prompt: list[int], request: ChatRequest, k: int, opti
     """
     engine, sink, sent = opened.engine, AnswerText(opened.codec, request.sampling.stop), 0
     try:
-        drafter = opened.drafter(request.method)
-        engine.add(prompt, request.sampling, drafter, DraftSettings(k, options), sink, eos_ids=opened.eos_ids, keep_probs=request.keep_probs or alone,
-                   rule=RULES[request.verification], pilot=opened.pilot(drafter) if request.auto_k and not alone else None)
+        drafter, settings = opened.drafter(request.method), DraftSettings(k, options)
+        engine.add(prompt, request.sampling, drafter, settings, sink, eos_ids=opened.eos_ids, keep_probs=request.keep_probs or alone,
+                   rule=RULES[request.verification], pilot=opened.pilot(drafter, settings) if request.auto_k and not alone else None)
         while not engine.idle:
             for stepped in engine.step():
                 text = sink.text

@@ -23,7 +23,7 @@ from .drafters import DRAFTERS, Heads, Parts
 from .drafters.checkpoints import load_heads
 from .drafters.self_check import ANSWER, QUESTION, checked
 from .engine.autopilot import Autopilot
-from .engine.drafting import Drafter, parts_of
+from .engine.drafting import Drafter, DraftSettings, limits_of, parts_of
 from .engine.engine import Engine
 from .engine.linear import describe_machine
 from .engine.model import LanguageModel, Row
@@ -78,9 +78,9 @@ class Opened:
     shared: tuple[int, ...] = ()
     _drafters: dict[str, Drafter] = field(default_factory=dict)
 
-    def pilot(self, drafter: Drafter) -> Autopilot | None:
+    def pilot(self, drafter: Drafter, settings: DraftSettings) -> Autopilot | None:
         """What chooses the draft lengths of a new request, where it is known what steps cost."""
-        return Autopilot(self.costs, parts_of(drafter)) if self.costs is not None else None
+        return Autopilot(self.costs, parts_of(drafter), limits_of(drafter, settings)) if self.costs is not None else None
 
     def measure_piece(self) -> float | None:
         """Measure a piece of what a step costs, in the thread that uses the engine. Returns the share that is done, None at the end."""

@@ -59,7 +59,7 @@ class Ours:
         drafter = self._opened.drafter(method)
         settings = DraftSettings(length or 5, settled(self._opened.options(method), {}, method))         # options as a user has them
         engine.add(prompt, SamplingParams(max_new_tokens=num_tokens, ignore_eos=True), drafter, settings, NoText(),
-                   keep_probs=False, pilot=self._opened.pilot(drafter) if length is None else None)
+                   keep_probs=False, pilot=self._opened.pilot(drafter, settings) if length is None else None)
         steps, begun, first = [], perf_counter(), None
         while not engine.idle:
             steps += [stepped.trace for stepped in engine.step()]

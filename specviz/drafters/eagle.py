@@ -19,14 +19,14 @@ from torch import Tensor
 
 from ..engine.cache import KVCache
 from ..engine.draft import ROOT, Draft
-from ..engine.drafting import Budget, Outcome
+from ..engine.drafting import Budget, DraftSettings, Outcome
 from ..engine.option import Option
-from ..engine.sequence import Sequence
+from ..engine.sequence import Sequence, Status
 from .eagle_head import EagleHead, Guess
 from .parts import Parts
 from .static_tree import MAX_RANK, Path, best_tree, prefix, tree_option, written_tree
 from .target_states import HeardStates, hear
-from .worth import confidence_option, floor_option
+from .worth import confidence_option, floor_option, most_worth
 
 __all__ = ["Eagle", "Eagle2", "Eagle3", "fixed_options", "grown_options", "missing"]
 
@@ -146,12 +146,7 @@ class Eagle:
         feeds, tokens, states, ends = [], [], [], []
         for tree in trees:
             state, sequence = tree.state, tree.sequence
-            fused = self._head.fuse(torch.cat(state.states))
-            while len(fused) > _CHUNK:
-                start = self._cache.length(state.row) + 1
-                self._head.guess([self._cache.stage(state.row, _CHUNK)], sequence.tokens[start:start + _CHUNK], fused[:_CHUNK], ())
-                self._cache.keep(state.row, range(_CHUNK))
-                fused = fused[_CHUNK:]
+            fused = self._read(sequence, state, self._head.fuse(torch.cat(state.states)), _CHUNK)
             pairs = sequence.tokens[self._cache.length(state.row) + 1:]
             assert len(pairs) == len(fused), "one state of the target for each pair"
             feeds.append(self._cache.stage(state.row, len(pairs)))
@@ -162,6 +157,15 @@ class Eagle:
         if trees:
             guess = self._head.guess(feeds, tokens, torch.cat(states), ends, _WIDTH)
             self._grow([(tree, ROOT) for tree in trees], guess.carried[ends], guess)
+
+    def _read(self, sequence: Sequence, state: HeardStates, fused: Tensor, most_left: int) -> Tensor:
+        """Read pairs until at most `most_left` are left; returns what is left of their states."""
+        while (count := min(_CHUNK, len(fused) - most_left)) > 0:
+            start = self._cache.length(state.row) + 1
+            self._head.guess([self._cache.stage(state.row, count)], sequence.tokens[start:start + count], fused[:count], ())
+            self._cache.keep(state.row, range(count))
+            fused = fused[count:]
+        return fused
 
     def _deepen(self, going: list[tuple[_Tree, list[int]]]) -> list[tuple[_Tree, list[int]]]:
         """Read these nodes of all trees at once; returns each tree with its new nodes."""
@@ -218,9 +222,18 @@ class Eagle:
             self._cache.free(row)
 
     # ---- the rest of the protocol ---------------------------------------------------------------------------------------
+    @torch.inference_mode()
     def observe(self, outcomes: Seq[Outcome]) -> None:
-        """Store the target's states of all tokens that it committed."""
+        """Store the target's states of all tokens that it committed. A prompt that was read to its end is read here too, all but the pair that the
+        first guess needs: it belongs to reading the prompt, not to the first draft."""
         hear(outcomes, self._cache, self._target_cache)
+        for outcome in outcomes:
+            sequence = outcome.sequence
+            if outcome.verdict is not None and sequence.num_steps == 1 and sequence.status is Status.RUNNING:
+                state: HeardStates = sequence.drafting
+                states = torch.cat(state.states)
+                self._read(sequence, state, self._head.fuse(states), 1)
+                state.states = [states[-1:].clone()]
 
     def fork(self, source: Sequence, target: Sequence, length: int) -> int:
         """Copy the row. Its next pair needs the target's state at the fork's last token; where that was used up, the token is read anew."""
@@ -253,6 +266,10 @@ class Eagle2(Eagle):
     def __init__(self, parts: Parts, *, depth: int = _DEPTH, width: int = _WIDTH) -> None:
         super().__init__(parts)
         self._depth, self._width = depth, width
+
+    def limits(self, settings: DraftSettings) -> dict[str, int]:
+        """See `drafting.limits_of`."""
+        return most_worth(settings)
 
     def _shape(self, sequence: Sequence, budget: Budget) -> frozenset[Path]:
         return frozenset()

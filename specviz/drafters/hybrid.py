@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..engine.draft import Draft
-from ..engine.drafting import Budget, Drafter, DraftSettings, Outcome
+from ..engine.drafting import Budget, Drafter, DraftSettings, Outcome, limits_of
 from ..engine.option import Option
 from ..engine.sequence import Sequence
 from . import draft_model, eagle, early_exit, exit_adapter, medusa, plain, prompt_lookup, suffix
@@ -40,6 +40,15 @@ class Hybrid:
         self._parts, self._skip = parts, skip
         self.part_names = tuple(part.name for part in parts)
         self.needs: tuple[int, ...] = tuple(sorted({layer for part in parts for layer in part.needs}))
+
+    def limits(self, settings: DraftSettings) -> dict[str, int]:
+        """See `drafting.limits_of`."""
+        found = {}
+        for part in self._parts:
+            limit = 0 if self._skip(settings, part) else limits_of(part, settings).get("")
+            if limit is not None:
+                found[part.name] = limit
+        return found
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[Draft]:
         drafts = [Draft()] * len(sequences)

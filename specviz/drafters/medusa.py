@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..engine.draft import Draft
-from ..engine.drafting import Budget, Outcome
+from ..engine.drafting import Budget, DraftSettings, Outcome
 from ..engine.model import FINAL, LanguageModel
 from ..engine.option import Option
 from ..engine.sequence import Sequence
 from .parts import Heads, Parts
 from .products import product, products
 from .static_tree import Path, best_tree, prefix, tree_option, written_tree
-from .worth import floor_option
+from .worth import floor_option, most_worth
 
 __all__ = ["Medusa", "MedusaHeads", "RANK_CHANCES", "missing", "options"]
 
@@ -117,6 +117,10 @@ class Medusa:
             return []
         option = sequence.settings.option
         return self.tree(budget.nodes, min(budget.depth, option("depth", budget.depth)), written_tree(option("tree", "best")))
+
+    def limits(self, settings: DraftSettings) -> dict[str, int]:
+        """See `drafting.limits_of`."""
+        return most_worth(settings)
 
     @torch.inference_mode()
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[Draft]:

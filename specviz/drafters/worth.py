@@ -4,22 +4,27 @@ Everything is counted in plain steps, T(1). A guess that is right saves one.
 """
 from __future__ import annotations
 
+from ..engine.drafting import DraftSettings
 from ..engine.option import Option
 from .parts import Parts
 
-__all__ = ["confidence_option", "floor_option", "least_node", "least_path"]
+__all__ = ["confidence_option", "floor_option", "least_node", "least_path", "most_worth"]
 
 _JUDGED = 8                    # a usual number of nodes
 _MOST = 0.9
+_NEXT = 0.35                   # chance that the guess behind a right one is right too
+_FEW_NODES, _MOST_NODES = 4, 32
 _MEASURED = " The default follows from what a step was measured to cost here."
 
 
 def least_path(parts: Parts) -> float:
     """The least probability of a path behind which another pass of the head pays; 0 where nothing was measured.
 
-    A pass costs c and brings, behind a path of probability p, p times the chance of its next token, supposed to be a half: p = 2 c.
+    A pass costs c, judging its best guess s (`least_node`), and behind a path of probability p that guess is right with chance p times a: it
+    pays from p = (c + s) / a on. a is supposed to be 0.35, less than the heads' acceptance behind an accepted guess, since heads trust their
+    paths too much; on the default model speed was flat around what follows from it (between 0.45 and 0.8).
     """
-    return 0.0 if parts.pass_cost is None else round(min(_MOST, 2 * parts.pass_cost), 2)
+    return 0.0 if parts.pass_cost is None else round(min(_MOST, (parts.pass_cost + least_node(parts)) / _NEXT), 2)
 
 
 def least_node(parts: Parts) -> float:
@@ -28,6 +33,13 @@ def least_node(parts: Parts) -> float:
         return 0.0
     slope = (parts.verify_cost(1 + _JUDGED) - parts.verify_cost(1)) / _JUDGED
     return round(min(_MOST, max(0.0, slope)), 2)
+
+
+def most_worth(settings: DraftSettings) -> dict[str, int]:
+    """For `drafting.limits_of`, of a drafter with `floor_option`: no more nodes than could be worth it, were half the guesses' probability spread
+    evenly over them. Nothing where the option is off."""
+    floor = settings.option("floor", 0.0)
+    return {"": min(_MOST_NODES, max(_FEW_NODES, round(0.5 / floor)))} if floor > 0 else {}
 
 
 def confidence_option(parts: Parts) -> Option:

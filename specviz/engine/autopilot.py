@@ -9,7 +9,7 @@ drafting costs. This is the design's S = E / (K c + v(K+1)) for drafts that may 
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,8 @@ _WEIGHT = 1.5                    # what these suppositions count for, in observa
 _MEMORY, _IDLE_MEMORY = 0.9, 0.985      # what a new draft leaves of the evidence before it, and for each step without one in between
 _MARGIN = 0.02                   # a gain smaller than this is none
 _PROBE, _PROBE_NODES, _LONGEST_WAIT = 4, 2, 64       # steps before the first look whether drafting pays again, doubling up to the longest
+_ASKS, _WON, _PAID = 8.0, 0.5, 0.3      # of a drafter that limits itself: drafts supposed at the start, what each brought and cost
+_LONG_MEMORY = 0.96                     # and what a new one leaves of the evidence before it
 
 
 class Costs(Protocol):
@@ -39,9 +41,15 @@ class Evidence:
     asked, offered, hits: drafts that might have had a node there, those that had one, and those whose node was accepted. chances: of the
     offered ones, those in which the node before was accepted. All fade when something new comes, see `_MEMORY`. idle: steps since the last
     draft; wait: how many of them to let pass before the next look whether it pays again.
+
+    limit: nodes that a draft may have at most, of a drafter that proposes only what is worth judging (`worth.py`); 0 for others, whose length
+    is chosen here. Of such a one only the whole counts: won and paid are tokens accepted and plain steps spent beyond one, over `asks` drafts,
+    the empty ones included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
+        self.asks, self.won, self.paid = _ASKS, _ASKS * _WON, _ASKS * _PAID
         self.asked, self.offered, self.hits, self.chances = ([0.0] * MOST for _ in range(4))
         self.tried = self.found = 0.0                  # drafts asked for, and those that were not empty
         self.window = 0.0                              # nodes that are fed besides and never judged
@@ -49,11 +57,22 @@ class Evidence:
         self.idle, self.wait = 0, _PROBE
         self._moments = [0.0] * 5                      # of (nodes, cost of drafting): weight, n, d, n n, n d
 
+    def add_whole(self, num_accepted: int, num_nodes: int, draft_cost: float, verify_cost: float, is_probe: bool) -> None:
+        """One draft of a drafter that limits itself, with nodes or without. Costs are in plain steps."""
+        for name, new in (("asks", 1.0), ("won", num_accepted), ("paid", verify_cost - 1 + draft_cost)):
+            setattr(self, name, _LONG_MEMORY * getattr(self, name) + new)
+        self._remember_cost(num_nodes, draft_cost)
+        self.offered[0] += 1
+        self.idle, self.wait = 0, _PROBE if num_accepted else min(2 * self.wait, _LONGEST_WAIT) if is_probe else self.wait
+
+    def _remember_cost(self, num: int, draft_cost: float) -> None:
+        self._moments = [0.9 * moment + new for moment, new in zip(self._moments, (1, num, draft_cost, num * num, num * draft_cost))]
+
     def add(self, num_asked: int, accepted: Sequence[bool], num_window: int, draft_cost: float) -> None:
         """One step. accepted: for each judged node, in order. draft_cost: in plain steps."""
         num = len(accepted)
         self.tried, self.found = _MEMORY * self.tried + 1, _MEMORY * self.found + (num > 0)
-        self._moments = [0.9 * moment + new for moment, new in zip(self._moments, (1, num, draft_cost, num * num, num * draft_cost))]
+        self._remember_cost(num, draft_cost)
         if not num:
             self.idle += 1
             return
@@ -71,6 +90,11 @@ class Evidence:
             self.chances[i] += before
             self.hits[i] += hit
             before = hit
+
+    @property
+    def gain(self) -> tuple[float, float]:
+        """Tokens and cost of a step for which a drafter that limits itself is asked, on average."""
+        return 1 + self.won / self.asks, 1 + self.paid / self.asks
 
     def acceptance(self) -> list[float]:
         """r_i: the chance that an offered node is accepted. Where little was seen, the node before and the common trend count."""
@@ -114,14 +138,17 @@ class Autopilot:
     """One request's chooser.
 
     parts: names of the drafters that are asked in turn until one has something (`drafting.parts_of`): each has its own length, 0 where it
-    does not pay or where those behind it pay more. share, reserve: the run costs at most (1 + share) times plain decoding plus `reserve`
+    does not pay or where those behind it pay more. limits: of parts that propose only what is worth judging, the most nodes they may have, see
+    `Evidence`; 0 for a part that this request leaves out. share, reserve: the run costs at most (1 + share) times plain decoding plus `reserve`
     plain steps, by the table and as far as drafting costs what it did before: no draft is asked for that could break this if all of it
     were rejected.
     """
 
-    def __init__(self, costs: Costs, parts: Sequence[str] = ("",), share: float = 0.02, reserve: float = 1.5) -> None:
+    def __init__(self, costs: Costs, parts: Sequence[str] = ("",), limits: Mapping[str, int] | None = None, share: float = 0.02,
+                 reserve: float = 1.5) -> None:
         self._costs, self._parts, self._share, self._reserve = costs, tuple(parts), share, reserve
-        self.evidence = [Evidence() for _ in parts]
+        self._left_out = {part for part, limit in (limits or {}).items() if not limit}
+        self.evidence = [Evidence((limits or {}).get(part, 0)) for part in parts]
         self.num_tokens, self.spent = 0, 0.0           # emitted so far, and what that cost in plain steps
         self.choice = ChoiceTrace(0, "off")            # of the part that drafted in the last step
         self._chosen = [ChoiceTrace(0, "off", method=name) for name in self._parts]
@@ -142,20 +169,25 @@ class Autopilot:
             self._context, self._num_rows = -1, num_rows
         rate = 1.0                                     # of what comes if this part has nothing
         for part in reversed(range(len(self._parts))):
+            if self._parts[part] in self._left_out:
+                self._chosen[part] = ChoiceTrace(0, "off", method=self._parts[part])
+                continue
             plan, why = self._decide(part, context_length, most, rate)
             self._chosen[part] = ChoiceTrace(plan.k, why, plan.tokens, plan.cost, self._parts[part])
             if plan.k and why != "probe":
                 rate = max(rate, plan.rate)
-        self.choice = self._chosen[-1]
+        self.choice = next(choice for choice in reversed(self._chosen) if choice.method not in self._left_out)
         return tuple(choice.k for choice in self._chosen)
 
     def _decide(self, part: int, context_length: int, most: int, rate: float) -> tuple[_Plan, str]:
         """One part's length, and why. rate: of what comes if it has nothing."""
         evidence, plans = self.evidence[part], self._plans(part, context_length, most)
-        good = [plan for plan in plans if plan.rate > 1 + _MARGIN and plan.found_rate > rate]
+        margin = -_MARGIN if evidence.limit else _MARGIN         # what limits itself is left to it while it costs nothing to speak of
+        good = [plan for plan in plans if plan.rate > 1 + margin and (plan.found_rate > rate or evidence.limit)]
         best = max(good, key=lambda plan: plan.rate, default=_Plan(0))
         why = ("start" if evidence.offered[0] < 2 else "pays") if good else "off"
-        if not good and (due := [plan for plan in plans if plan.k == min(_PROBE_NODES, most) and self._due(evidence, plan)]):
+        look = evidence.limit or _PROBE_NODES
+        if not good and (due := [plan for plan in plans if plan.k == min(look, most) and self._due(evidence, plan)]):
             good, best, why = plans, due[0], "probe"
         if best.k and best.worst > self.balance:
             cheaper = [plan for plan in good if plan.worst <= self.balance]
@@ -175,7 +207,10 @@ class Autopilot:
         self.choice = self._chosen[drafted]
         for part, evidence in enumerate(self.evidence):
             if part == drafted and self.choice.k:
-                evidence.add(self.choice.k, [i in path for i in judged], len(draft) - len(judged), draft_cost)
+                if evidence.limit:
+                    evidence.add_whole(len(path), len(draft), draft_cost, verify_cost, self.choice.why == "probe")
+                else:
+                    evidence.add(self.choice.k, [i in path for i in judged], len(draft) - len(judged), draft_cost)
             elif part in asked and part < drafted:
                 evidence.add(self._chosen[part].k, (), 0, 0.0)         # it was asked first and had nothing
             else:
@@ -190,6 +225,8 @@ class Autopilot:
         if abs(context_length - self._context) >= 32 or self._context < 0:
             self._context, self._prices = context_length, []
         evidence = self.evidence[part]
+        if evidence.limit:
+            return self._limited(evidence, min(most, evidence.limit))
         window = round(evidence.window)
         found = (evidence.found + _WEIGHT) / (evidence.tried + _WEIGHT)
         base = self._price(window) - 1
@@ -202,6 +239,11 @@ class Autopilot:
             plans.append(_Plan(i + 1, 1 + found * tokens, 1 + found * cost + drafting, self._price(window + i + 1) + drafting - 1,
                                (1 + tokens) / (1 + cost + drafting)))
         return plans
+
+    def _limited(self, evidence: Evidence, most: int) -> list[_Plan]:
+        """As much as may be, less only where the run may not lose so much."""
+        tokens, cost = evidence.gain
+        return [_Plan(k, tokens, cost, self._price(k) - 1 + evidence.draft_cost(k), tokens / cost) for k in range(most, 0, -1)]
 
     def _price(self, num_nodes: int) -> float:
         """v(1 + n) at the present context."""

@@ -13,7 +13,7 @@ from .verify import Verdict
 if TYPE_CHECKING:
     from .sequence import Sequence
 
-__all__ = ["Budget", "DraftSettings", "Drafter", "Outcome", "parts_of"]
+__all__ = ["Budget", "DraftSettings", "Drafter", "Outcome", "limits_of", "parts_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +79,10 @@ class Drafter(Protocol):
 def parts_of(drafter: Drafter) -> tuple[str, ...]:
     """Names of what a drafter asks in turn, as `Draft.by` has them; one without a name for a drafter that is not made of others."""
     return getattr(drafter, "part_names", ("",))
+
+
+def limits_of(drafter: Drafter, settings: DraftSettings) -> dict[str, int]:
+    """By names of `parts_of`: the most nodes of a part that proposes only what is worth judging, under these settings, and 0 for one that a
+    request with these settings leaves out. Parts of any length are not named."""
+    limits = getattr(drafter, "limits", None)
+    return limits(settings) if limits else {}

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -19,7 +20,7 @@ from .model import LanguageModel, Row
 from .reading import fetch, look
 from .record import Recorder, Times, Work
 from .rules import REJECTION, Rule
-from .sampling import SamplingParams, penalized, shaped
+from .sampling import SamplingParams, penalized, points, shaped
 from .scheduler import Scheduler
 from .sequence import Sequence, Status, TextSink
 
@@ -176,15 +177,18 @@ class Engine:
         if self.one_transfer:
             self._fetch(works)
         for work in works:
-            sequence = work.sequence
-            if not (work.reading.finite if work.reading else work.logits.sum().isfinite()):
+            sequence, position = work.sequence, len(work.sequence.tokens)
+            if work.reading:
+                finite = work.reading.finite
+            elif sequence.params.greedy and sequence.rule.takes_points:
+                work.probs, finite = points(work.logits)
+            else:
+                work.probs, finite = shaped(work.logits, sequence.params), bool(work.logits.sum().isfinite())
+            if not finite:
                 raise UnsupportedModel("The model computed values that are not numbers, so no token can be chosen. Its weights may be damaged, or "
                                        f"{self.target.dtype} is too narrow for it: start with --dtype float32 or bfloat16.".replace("torch.", ""))
-            if work.reading:
-                work.verdict = work.reading.verdict(work.draft, sequence.noise, len(sequence.tokens))
-            else:
-                work.probs = shaped(work.logits, sequence.params)
-                work.verdict = sequence.rule.judge(work.draft, work.probs, sequence.noise, len(sequence.tokens))
+            judge = partial(work.reading.verdict, work.draft) if work.reading else partial(sequence.rule.judge, work.draft, work.probs)
+            work.verdict = judge(sequence.noise, position)
 
     def _fetch(self, works: list[Work]) -> None:
         """Judge on the device and ask it once; what no device can judge is judged on the host, which takes all logits over for it."""

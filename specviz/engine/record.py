@@ -13,7 +13,7 @@ from .draft import EMPTY, ROOT, Draft
 from .model import Output
 from .reading import Reading, Top
 from .scheduler import Scheduled
-from .verify import Judgement, Verdict
+from .verify import Judgement, PointMass, Verdict
 
 if TYPE_CHECKING:
     from .sequence import Sequence
@@ -40,7 +40,7 @@ class Work:
     draft: Draft = EMPTY
     output: Output | None = None
     logits: Tensor | None = None                # [1 + n, V], after penalties
-    probs: Tensor | None = None                 # [1 + n, V], what verification used
+    probs: Tensor | list[PointMass] | None = None           # [1 + n, V], what verification used
     reading: Reading | None = None              # what came from the device in one transfer, where the step was judged there
     verdict: Verdict | None = None              # None while the prompt is being read
     emitted: list[EmittedToken] = field(default_factory=list)
@@ -165,6 +165,9 @@ class Recorder:
             found = work.reading.residual
         else:
             for at, left in work.verdict.residuals:
+                if isinstance(left, PointMass):
+                    found.append((at, Top([1.0], [left.token])))
+                    continue
                 top = left.topk(min(self.num_top, left.shape[-1]))
                 found.append((at, Top(top.values.tolist(), top.indices.tolist())))
         return tuple(ResidualTrace(at, tuple((t, self._piece(t), mass) for mass, t in zip(top.probs, top.ids) if mass > 0)) for at, top in found)

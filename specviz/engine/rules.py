@@ -24,7 +24,7 @@ class Rule:
 
     promise: "text" (token for token that of plain sampling with the same seed), "distribution" (the target's own) or "nothing" (lossy).
     judge: arguments and result as of `verify.verify`. noise: a request's randomness from its seed, for drafts and verification. on_device:
-    whether `reading.look` can judge by it where the logits are.
+    whether `reading.look` can judge by it where the logits are. takes_points: whether `judge` takes a `PointMass` for a distribution.
     """
     name: str
     promise: str
@@ -32,6 +32,7 @@ class Rule:
     judge: Callable[[Draft, Seq[Any], Noise, int], Verdict]
     noise: Callable[[int], KeyedNoise] = KeyedNoise
     on_device: bool = False
+    takes_points: bool = False
 
     @property
     def lossless(self) -> bool:
@@ -160,11 +161,12 @@ def typical(draft: Draft, target_probs: Seq[Any], noise: Noise, position: int, *
     return Verdict(tuple(path), noise.draw(target_probs[1 + leaf], position + len(path)), origin, tuple(judgements))
 
 
-REJECTION = Rule("rejection", "distribution", "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318", verify, on_device=True)
+REJECTION = Rule("rejection", "distribution", "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318", verify, on_device=True,
+                 takes_points=True)
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in (
     REJECTION,
-    Rule("shared-noise", "text", "Daliri et al. 2024, arXiv 2408.07978", shared, SharedNoise),
+    Rule("shared-noise", "text", "Daliri et al. 2024, arXiv 2408.07978", shared, SharedNoise, takes_points=True),
     Rule("block", "distribution", "Sun et al. 2024, arXiv 2403.10444", block),
     Rule("typical", "nothing", "Cai et al. 2024, arXiv 2401.10774", typical),
 )}

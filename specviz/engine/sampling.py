@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .verify import PointMass
 
-__all__ = ["KeyedNoise", "SamplingParams", "SharedNoise", "argmax", "distribution", "penalized", "shaped"]
+__all__ = ["KeyedNoise", "SamplingParams", "SharedNoise", "argmax", "distribution", "penalized", "points", "shaped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,12 @@ def argmax(x: Tensor) -> Tensor:
     return x.argmax(-1) if x.device.type != "cpu" or x.dtype == torch.bfloat16 else torch.as_tensor(x.numpy().argmax(-1))
 
 
+def points(logits: Tensor) -> tuple[list[PointMass], bool]:
+    """What `shaped` gives for greedy decoding, one for each row of [T, V] penalized logits, and whether they are numbers."""
+    best = argmax(logits)
+    return [PointMass(token) for token in best.tolist()], bool(logits.gather(-1, best[:, None]).isfinite().all())
+
+
 def shaped(logits: Tensor, params: SamplingParams) -> Tensor:
     """Penalized logits, [T, V], through temperature, top-k, top-p and min-p to probabilities."""
     if params.greedy:
@@ -133,7 +140,7 @@ class KeyedNoise:
         u = (_mix(self._seed, position, _ACCEPT, sibling) >> 11) * 2.0**-53
         return u < prob, u
 
-    def draw(self, probs: Tensor, position: int) -> int:
+    def draw(self, probs: Tensor | PointMass, position: int) -> int:
         """See `verify.Noise`."""
         return self._draw(probs, _TOKEN, position, 0, 0)
 
@@ -159,7 +166,9 @@ class KeyedNoise:
         """The token of `draw_draft`, int64 [1] on the device of `probs`, without waiting for it where that can be."""
         return self._race(probs, _DRAFT, position, step, 0).argmax()[None].to(probs.device)
 
-    def _draw(self, probs: Tensor, purpose: int, position: int, step: int, sibling: int) -> int:
+    def _draw(self, probs: Tensor | PointMass, purpose: int, position: int, step: int, sibling: int) -> int:
+        if isinstance(probs, PointMass):
+            return probs.token
         if probs.device.type == "cuda" and "cuda" in self._own_devices:       # one question to the device instead of three
             return int(self._race(probs, purpose, position, step, sibling).argmax())
         best = int(argmax(probs))

@@ -7,7 +7,16 @@ from typing import Any, Protocol
 
 from .draft import ROOT, Draft
 
-__all__ = ["Judgement", "Noise", "Verdict", "number", "residual", "verify"]
+__all__ = ["Judgement", "Noise", "PointMass", "Verdict", "number", "residual", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class PointMass:
+    """A greedy target's distribution, all of it on one token, without a vocabulary's worth of zeros."""
+    token: int
+
+    def __getitem__(self, token: int) -> float:
+        return float(token == self.token)
 
 
 class Noise(Protocol):
@@ -57,8 +66,10 @@ def residual(target_probs: Any, draft_probs: Any) -> Any:
     """What is left of the target's distribution once a drawn token has been rejected, [V].
 
     norm(max(p - q, 0)): Leviathan et al. 2023, arXiv 2211.17192, Algorithm 1. Sums to 1. If rounding leaves nothing (p equal to q),
-    returns p.
+    returns p, as it does for a point mass, which can lose all or nothing.
     """
+    if isinstance(target_probs, PointMass):
+        return target_probs
     left = (target_probs - draft_probs).clamp(min=0)
     total = left.sum()
     return left / total if total > 0 else target_probs
@@ -66,6 +77,8 @@ def residual(target_probs: Any, draft_probs: Any) -> Any:
 
 def without(target_probs: Any, token: int) -> Any:
     """The residual for a chosen token, whose q is a point mass: zero it and renormalise, [V]. If it held all mass, returns p."""
+    if isinstance(target_probs, PointMass):
+        return target_probs
     left = target_probs.clone()
     left[token] = 0
     total = left.sum()
@@ -81,7 +94,8 @@ def verify(draft: Draft, target_probs: Sequence[Any], noise: Noise, position: in
     Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318); trees: SpecInfer (arXiv 2305.09781); siblings
     without replacement: Jeon et al. 2024 (arXiv 2402.14160).
 
-    target_probs: [1 + n, V], row 0 judges the root's children, row 1 + i those of node i; greedy decoding passes one-hot rows.
+    target_probs: [1 + n, V], row 0 judges the root's children, row 1 + i those of node i; greedy decoding passes one-hot rows,
+    or a `PointMass` each.
     position: absolute index of the first drafted token (how many tokens are committed).
     """
     path: list[int] = []
