@@ -15,7 +15,7 @@ from specviz import metrics
 from specviz.cost import CostTable
 from specviz.engine.autopilot import Autopilot
 from specviz.engine.draft import Draft
-from specviz.engine.drafting import parts_of
+from specviz.engine.drafting import DraftSettings, limits_of, parts_of
 from specviz.engine.sampling import SamplingParams
 from specviz.engine.verify import Verdict, verify
 from specviz.trace import CacheTrace, ChoiceTrace, EmittedToken, NodeTrace, StepTrace, Trace, dumps, loads
@@ -207,6 +207,64 @@ def test_the_law_of_the_text_is_the_target_s(slope, greedy):
     length = 5
     assert whole_law(target, Flight, length, judged, EnumeratingNoise) == target_law(target, length)
     assert len(asked) > 1
+
+
+class Heads(Text):
+    """Heads that propose one to three nodes, as they are sure, whatever they may: a pass costs 0.12."""
+
+    def step(self, k: int) -> tuple[Draft, Verdict, float]:
+        return super().step(min(k, self.random.randint(1, 3)))
+
+    def chances(self, length: int, pilot: Autopilot) -> list[bool]:
+        """Flies so many steps; returns for each whether heads were asked."""
+        asked = []
+        for _ in range(length):
+            [k] = pilot.choose(256, 32)
+            asked.append(k > 0)
+            pilot.observe(*self.step(k))
+        return asked
+
+
+def test_heads_that_limit_themselves_are_let_be_while_they_pay():
+    """Right half of the time they are asked at nearly every step, and as much as they may; on hopeless text hardly ever from the twentieth step
+    on; on text that is worth as much as it costs they are not switched off by a few misses; and they come back where they are right again."""
+    good, bad = Heads(lambda at: 0.5, drafting=0.06), Heads(lambda at: 0.0, drafting=0.06)
+    pilot = Autopilot(good.costs, limits={"": 6})
+    assert sum(good.chances(100, pilot)) > 95 and pilot.choose(256, 32) == (6,) and pilot.choice.why == "pays"
+    pilot = Autopilot(bad.costs, limits={"": 6})
+    assert sum(bad.chances(150, pilot)[20:]) < 15 and bad.spent <= 1.02 * bad.num_tokens + 1.5
+    turning = Heads(lambda at: 0.8 if at > 200 else 0.0, drafting=0.06)
+    pilot = Autopilot(turning.costs, limits={"": 6})
+    assert sum(turning.chances(200, pilot)) < 30 and sum(turning.chances(150, pilot)[80:]) > 40
+
+
+def test_heads_are_switched_off_in_a_full_batch_at_once():
+    """What drafts bring is remembered, what judging them costs is looked up anew when others join."""
+    table = CostTable(SIZES, (256,), (tuple(10.0 + 0.2 * size + 0.4 * max(0, size - 8) for size in SIZES),), num_rows=(1, 8), batch_sizes=(1, 8),
+                      batch_factors=((1.0, 1.0),))
+    heads, pilot = Heads(lambda at: 0.5, drafting=0.06), Autopilot(table, limits={"": 6})
+    heads.chances(60, pilot)
+    assert pilot.choose(256, 32, 1)[0] and not pilot.choose(256, 32, 8)[0]
+
+
+def test_a_part_that_a_request_leaves_out_is_never_named():
+    """Its length is nought, and the trace's choice is that of a part which is there."""
+    pilot = Autopilot(costs(0.05), ("first", "second"), {"second": 0})
+    for _ in range(40):
+        ks = pilot.choose(256, 32)
+        assert ks[1] == 0 and pilot.choice.method == "first"
+        pilot.observe(Draft(), Verdict((), 0, "plain"), 0.01)
+        assert pilot.choice.method == "first"
+
+
+def test_methods_tell_their_limits():
+    """Heads with a least probability limit themselves, the more the dearer a node is; hybrid tells its parts' and what a request leaves out."""
+    lab = Lab()
+    settings = DraftSettings(5, (("floor", 0.1), ("first", "suffix")))
+    assert limits_of(lab.drafters["eagle2"], settings) == limits_of(lab.drafters["medusa"], settings) == {"": 5}
+    assert limits_of(lab.drafters["eagle2"], DraftSettings(5, (("floor", 0.01),))) == {"": 32}
+    assert limits_of(lab.drafters["eagle2"], DraftSettings(5)) == limits_of(lab.drafters["suffix"], settings) == {}
+    assert limits_of(lab.drafters["hybrid"], settings)["prompt_lookup"] == 0
 
 
 @pytest.mark.parametrize("method", ["prompt_lookup", "suffix", "draft_model", "draft_tree", "eagle2", "medusa", "lookahead", "early_exit"])

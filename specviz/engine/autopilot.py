@@ -25,8 +25,10 @@ _WEIGHT = 1.5                    # what these suppositions count for, in observa
 _MEMORY, _IDLE_MEMORY = 0.9, 0.985      # what a new draft leaves of the evidence before it, and for each step without one in between
 _MARGIN = 0.02                   # a gain smaller than this is none
 _PROBE, _PROBE_NODES, _LONGEST_WAIT = 4, 2, 64       # steps before the first look whether drafting pays again, doubling up to the longest
-_ASKS, _WON, _PAID = 8.0, 0.5, 0.3      # of a drafter that limits itself: drafts supposed at the start, what each brought and cost
-_LONG_MEMORY = 0.96                     # and what a new one leaves of the evidence before it
+# Of a drafter that limits itself: drafts supposed at the start, tokens accepted of each, its nodes and what drafting it cost; and what a new
+# draft leaves of the evidence before it.
+_ASKS, _WON, _NODES, _DRAFTING = 8.0, 0.5, 2.0, 0.15
+_LONG_MEMORY = 0.96
 
 
 class Costs(Protocol):
@@ -43,13 +45,13 @@ class Evidence:
     draft; wait: how many of them to let pass before the next look whether it pays again.
 
     limit: nodes that a draft may have at most, of a drafter that proposes only what is worth judging (`worth.py`); 0 for others, whose length
-    is chosen here. Of such a one only the whole counts: won and paid are tokens accepted and plain steps spent beyond one, over `asks` drafts,
-    the empty ones included.
+    is chosen here. Of such a one only the whole counts: over `asks` drafts, the empty ones included, tokens accepted (won), nodes, and plain
+    steps that drafting took.
     """
 
     def __init__(self, limit: int = 0) -> None:
         self.limit = limit
-        self.asks, self.won, self.paid = _ASKS, _ASKS * _WON, _ASKS * _PAID
+        self.asks, self.won, self.nodes, self.drafting = _ASKS, _ASKS * _WON, _ASKS * _NODES, _ASKS * _DRAFTING
         self.asked, self.offered, self.hits, self.chances = ([0.0] * MOST for _ in range(4))
         self.tried = self.found = 0.0                  # drafts asked for, and those that were not empty
         self.window = 0.0                              # nodes that are fed besides and never judged
@@ -57,10 +59,10 @@ class Evidence:
         self.idle, self.wait = 0, _PROBE
         self._moments = [0.0] * 5                      # of (nodes, cost of drafting): weight, n, d, n n, n d
 
-    def add_whole(self, num_accepted: int, num_nodes: int, draft_cost: float, verify_cost: float, is_probe: bool) -> None:
-        """One draft of a drafter that limits itself, with nodes or without. Costs are in plain steps."""
-        for name, new in (("asks", 1.0), ("won", num_accepted), ("paid", verify_cost - 1 + draft_cost)):
-            setattr(self, name, _LONG_MEMORY * getattr(self, name) + new)
+    def add_whole(self, num_accepted: int, num_nodes: int, draft_cost: float, is_probe: bool) -> None:
+        """One draft of a drafter that limits itself, with nodes or without. draft_cost: in plain steps."""
+        self.asks, self.won, self.nodes, self.drafting = (_LONG_MEMORY * before + new for before, new in (
+            (self.asks, 1.0), (self.won, num_accepted), (self.nodes, num_nodes), (self.drafting, draft_cost)))
         self._remember_cost(num_nodes, draft_cost)
         self.offered[0] += 1
         self.idle, self.wait = 0, _PROBE if num_accepted else min(2 * self.wait, _LONGEST_WAIT) if is_probe else self.wait
@@ -90,11 +92,6 @@ class Evidence:
             self.chances[i] += before
             self.hits[i] += hit
             before = hit
-
-    @property
-    def gain(self) -> tuple[float, float]:
-        """Tokens and cost of a step for which a drafter that limits itself is asked, on average."""
-        return 1 + self.won / self.asks, 1 + self.paid / self.asks
 
     def acceptance(self) -> list[float]:
         """r_i: the chance that an offered node is accepted. Where little was seen, the node before and the common trend count."""
@@ -182,7 +179,7 @@ class Autopilot:
     def _decide(self, part: int, context_length: int, most: int, rate: float) -> tuple[_Plan, str]:
         """One part's length, and why. rate: of what comes if it has nothing."""
         evidence, plans = self.evidence[part], self._plans(part, context_length, most)
-        margin = -_MARGIN if evidence.limit else _MARGIN         # what limits itself is left to it while it costs nothing to speak of
+        margin = -_MARGIN if evidence.limit else _MARGIN         # one that limits itself is let be while it costs nothing to speak of
         good = [plan for plan in plans if plan.rate > 1 + margin and (plan.found_rate > rate or evidence.limit)]
         best = max(good, key=lambda plan: plan.rate, default=_Plan(0))
         why = ("start" if evidence.offered[0] < 2 else "pays") if good else "off"
@@ -208,7 +205,7 @@ class Autopilot:
         for part, evidence in enumerate(self.evidence):
             if part == drafted and self.choice.k:
                 if evidence.limit:
-                    evidence.add_whole(len(path), len(draft), draft_cost, verify_cost, self.choice.why == "probe")
+                    evidence.add_whole(len(path), len(draft), draft_cost, self.choice.why == "probe")
                 else:
                     evidence.add(self.choice.k, [i in path for i in judged], len(draft) - len(judged), draft_cost)
             elif part in asked and part < drafted:
@@ -241,8 +238,10 @@ class Autopilot:
         return plans
 
     def _limited(self, evidence: Evidence, most: int) -> list[_Plan]:
-        """As much as may be, less only where the run may not lose so much."""
-        tokens, cost = evidence.gain
+        """As much as may be, less only where the run may not lose so much. What is expected is the average of late, at the present prices."""
+        tokens, nodes = 1 + evidence.won / evidence.asks, evidence.nodes / evidence.asks
+        whole, part = int(nodes), nodes % 1
+        cost = (1 - part) * self._price(whole) + part * self._price(whole + 1) + evidence.drafting / evidence.asks
         return [_Plan(k, tokens, cost, self._price(k) - 1 + evidence.draft_cost(k), tokens / cost) for k in range(most, 0, -1)]
 
     def _price(self, num_nodes: int) -> float:
