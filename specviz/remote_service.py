@@ -191,10 +191,13 @@ class RemoteService:
             return {"target": self._model, "drafter": None, "device": urlsplit(self._endpoint.url).netloc, "engine": self._kind.label,
                     "exactness": "", "evidence": self._kind.evidence, **({"context": context} if isinstance(context, int) else {})}
 
+    def _has_baseline(self, kind: EngineKind) -> bool:
+        return self._baseline_kind is not None or bool(kind.switch and self._options.remote_draft)
+
     def methods(self) -> list[MethodInfo]:
         kind = self._kind
         return [MethodInfo(METHOD, f"As {kind.label} drafts", "The server drafts and verifies as it was started; this screen only reads its "
-                           "stream. Draft length, options and verification are decided there, so they are not offered here.", fixed=True,
+                           "stream. Draft length, options and verification are decided there, so they are not offered here.", fixed=True, comparable=self._has_baseline(kind),
                            note="" if kind.evidence == "run" else "read from its documentation, not yet tried on a live server")
                 ] if kind else []
 
@@ -218,7 +221,7 @@ class RemoteService:
         if self._baseline and self._baseline_kind:
             other = self._body(self._baseline_kind, self._baseline_model, request)
             baseline = (Client(self._baseline, self._transport), self._baseline_kind, other)
-        elif kind.switch and draft:
+        elif self._has_baseline(kind):
             baseline = (Client(self._endpoint, self._transport), kind, dict(body))
         if kind.switch and draft:
             body[kind.switch] = draft
@@ -292,6 +295,8 @@ class RemoteService:
 
     def unload(self) -> None:
         raise InputError("The model runs on another server; unload it there.")
+
+    can_attach = False                                # the page draws no panel for it
 
     def attach(self, url: str, **how: Any) -> None:
         raise InputError("This program was started with --remote. Start it without, or with another address, to attach elsewhere.")

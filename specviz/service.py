@@ -91,7 +91,8 @@ class Inspection:
 class MethodInfo:
     """One drafting method as the menu shows it. reason: why it cannot run now ("" if it can). note: a caption, such as "untrained:
     expect few accepted". options: what can be set for each request, with its defaults for the pair in use. fixed: how it drafts and
-    verifies is decided elsewhere, so a request's k, auto_k, options, verification and keep_probs mean nothing to it."""
+    verifies is decided elsewhere, so a request's k, auto_k, options, verification and keep_probs mean nothing to it. comparable: whether plain
+    decoding can be measured beside it."""
     name: str
     label: str
     summary: str
@@ -99,6 +100,7 @@ class MethodInfo:
     note: str = ""
     options: tuple[Option, ...] = ()
     fixed: bool = False
+    comparable: bool = True
 
     @property
     def available(self) -> bool:

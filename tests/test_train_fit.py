@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,6 +75,17 @@ def test_an_interrupted_training_ends_with_the_same_weights(kind: str, tmp_path:
     assert all(torch.equal(once[name], parts[name]) for name in once)
     with pytest.raises(InputError, match="another recipe"):
         fit(recipe(kind, steps=10), given, texts, tmp_path / "parts", report=lambda *unused: None)
+
+
+@pytest.mark.parametrize("kind", list(NETS))
+def test_a_batch_without_anything_to_learn_is_passed_over(kind: str, tmp_path: Path):
+    """Texts whose answer lies behind the longest text that is read leave the weights as they are and end no training."""
+    given, texts = toy(12)
+    [long] = toy(1, 530)[1]
+    steps: list[int] = []
+    fit(recipe(kind, steps=13, batch_tokens=40), given, [*texts, replace(long, answers=((515, 530),))], tmp_path,
+        report=lambda step, loss, agreement: steps.append(len(agreement)))
+    assert len(steps) == 13 and steps.count(0) == 1
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])

@@ -188,10 +188,11 @@ def fit(recipe: Mapping[str, Any], given: Given, texts: Sequence[Text], folder: 
             group["lr"] = recipe["rate"] * _schedule(step, recipe)
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
             loss = net.loss(batches.at(step))
-        optimizer.zero_grad(set_to_none=True)
-        loss.value.backward()
-        clip_grad_norm_(net.parameters(), recipe["clip"])
-        optimizer.step()
+        if loss.value.requires_grad:                               # or nothing in this batch is to be learnt: all answers lie behind the longest text
+            optimizer.zero_grad(set_to_none=True)
+            loss.value.backward()
+            clip_grad_norm_(net.parameters(), recipe["clip"])
+            optimizer.step()
         keep = min(recipe["average"], (1 + step) / (10 + step))
         with torch.no_grad():
             for name, parameter in net.state_dict().items():

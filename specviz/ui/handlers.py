@@ -298,6 +298,10 @@ class Handlers:
         """Whether the page's draft length, options and verification mean anything to a method."""
         return not any(method.fixed for method in self.service.methods() if method.name == name)
 
+    def is_comparable(self, name: str | None) -> bool:
+        """Whether plain decoding can be measured beside a method; yes while it is not known."""
+        return all(method.comparable for method in self.service.methods() if method.name == name)
+
     def show_recording(self, request: gr.Request, title: str | None) -> tuple[Any, Any]:
         """A bundled run for the viewer; not while a live run is being shown. Returns updates of the viewer and the status line."""
         path = titles(self._recordings).get(title or "")

@@ -166,7 +166,8 @@ def _controls(handlers: Handlers, k: int | str | None, measure_plain: bool, most
         note = gr.Markdown(handlers.method_note(menu["value"]), elem_id="method-note")
         auto = gr.Checkbox(k == "auto", label=strings.AUTO_K, info=strings.AUTO_K_INFO, elem_id="auto-k", visible=ours)
         with gr.Row():
-            measure = gr.Checkbox(measure_plain, label="Measure plain decoding too", min_width=140, elem_id="measure-plain")
+            measure = gr.Checkbox(measure_plain, label="Measure plain decoding too", min_width=140, elem_id="measure-plain",
+                                  visible=handlers.is_comparable(menu["value"]))
             keep = gr.Checkbox(True, label="Keep probabilities", min_width=140, elem_id="keep-probs", visible=ours)
     panel = OptionsPanel(handlers.options, ours)
     with gr.Accordion("Sampling and limits", open=False, elem_id="sampling"):
@@ -198,6 +199,7 @@ def _controls(handlers: Handlers, k: int | str | None, measure_plain: bool, most
     panel.wire(method, **LIGHT)
     settable = [length, auto, keep, rule, rule_note, panel.panel]
     method.change(lambda name: [gr.update(visible=handlers.is_decided_here(name))] * len(settable), method, settable, **LIGHT)
+    method.change(lambda name: gr.update(visible=handlers.is_comparable(name)), method, measure, **LIGHT)
     auto.change(lambda on: gr.update(interactive=not on), auto, length, **LIGHT)
     rule.change(strings.verification_note, rule, rule_note, **LIGHT)
     greedy.change(lambda on: [gr.update(interactive=not on)] * 4, greedy, [temperature, top_k, top_p, min_p], **LIGHT)

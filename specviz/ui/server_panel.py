@@ -39,12 +39,14 @@ PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 
 
 class ServerPanel:
-    """Draws the panel where it is made, unless the page is shared; `wire` connects it once the rest of the page exists."""
+    """Draws the panel where it is made, unless the page is shared or the program was started for one server; `wire` connects it once the rest
+    of the page exists."""
 
     def __init__(self, service: Service, page: Handlers, read_only: bool, reach: Reach = Reach()) -> None:
         """reach: what the command line says of headers, CA file and timeout. Its header values never reach the browser."""
         self.service, self.read_only, self._page, self._reach = service, read_only, page, reach
-        if read_only:
+        self._drawn = not read_only and getattr(service, "can_attach", True)
+        if not self._drawn:
             return
         with gr.Accordion(TITLE, open=False, elem_id="server"):
             gr.HTML(f'<p class="page-models-note">{html.escape(INTRO)}</p>', padding=False)
@@ -78,7 +80,7 @@ class ServerPanel:
 
     def wire(self, status: gr.HTML, method: gr.Dropdown, note: gr.Markdown, then: dict[str, Any]) -> None:
         """then: the event that fills the Models panel anew."""
-        if self.read_only:
+        if not self._drawn:
             return
         outputs = [status, method, note, self._state]
         form = [self._url, self._key, self._kind, self._model, self._baseline, self._draft, self._headers, self._ca, self._timeout]
