@@ -155,16 +155,29 @@ static void place(const Work *w, const Layer *layer, int index, int t) {
     }
 }
 
-static void attend_group(const Work *w, const Layer *layer, int index, int t, int kv_head, float *scores) {
+static View view_of(const Work *w, const Layer *layer, int index, int t, int kv_head) {
     const Model *m = w->model;
     const Step *s = w->step;
-    const int d = m->head_dim, token = w->start + t, at = s->rows[token] * s->num_layers + index, group = m->num_heads / m->num_kv_heads;
-    const size_t offset = (size_t)kv_head * s->capacities[at] * d;
-    const int end = s->positions[token] + 1;
-    View view = {s->keys[at] + offset, s->values[at] + offset, s->extras + s->extras_from[token], s->prefixes[token],
-                 layer->window && end > layer->window ? end - layer->window : 0, end, d};
-    attend(&view, w->mixed + (size_t)t * widest_mixed(m) + kv_head * group * d, group, scores, scores_room(s->longest),
-           w->attended + ((size_t)t * m->num_heads + kv_head * group) * d);
+    const int token = w->start + t, at = s->rows[token] * s->num_layers + index, end = s->positions[token] + 1;
+    const size_t offset = (size_t)kv_head * s->capacities[at] * m->head_dim;
+    return (View){s->keys[at] + offset, s->values[at] + offset, s->extras + s->extras_from[token], s->prefixes[token],
+                  layer->window && end > layer->window ? end - layer->window : 0, end, m->head_dim};
+}
+
+/* The heads of one group, of `tokens` tokens from t on. */
+static void attend_group(const Work *w, const Layer *layer, int index, int t, int tokens, int kv_head, float *scores) {
+    const Model *m = w->model;
+    const int d = m->head_dim, group = m->num_heads / m->num_kv_heads;
+    View views[2];
+    const View *seen[2] = {views, views + 1};
+    const float *queries[2];
+    float *outs[2];
+    for (int i = 0; i < tokens; i++) {
+        views[i] = view_of(w, layer, index, t + i, kv_head);
+        queries[i] = w->mixed + (size_t)(t + i) * widest_mixed(m) + kv_head * group * d;
+        outs[i] = w->attended + ((size_t)(t + i) * m->num_heads + kv_head * group) * d;
+    }
+    attend(seen, queries, tokens, group, scores, scores_room(w->step->longest), outs);
 }
 
 static void run_block(const Work *w, int worker, int workers) {
@@ -173,7 +186,8 @@ static void run_block(const Work *w, int worker, int workers) {
     const int size = m->hidden, wide = widest_mixed(m), heads = m->num_heads * m->head_dim;
     float *hidden = s->hidden + (size_t)w->start * size;
     float *scores = w->scores + scores_room(s->longest) * MOST_TOGETHER * worker;
-    int from, to = share(w->count, worker, workers, &from), first, last = share(w->count * m->num_kv_heads, worker, workers, &first);
+    const int each = go_in_pairs(m->num_heads / m->num_kv_heads, m->head_dim) ? 2 : 1, parts = (w->count + each - 1) / each;
+    int from, to = share(w->count, worker, workers, &from), first, last = share(parts * m->num_kv_heads, worker, workers, &first);
     for (int index = 0; index <= s->num_layers; index++) {
         if (s->taps[index])
             for (int t = from; t < to; t++)
@@ -189,7 +203,10 @@ static void run_block(const Work *w, int worker, int workers) {
         meet(workers);
         for (int t = from; t < to; t++) place(w, layer, index, t);
         meet(workers);
-        for (int item = first; item < last; item++) attend_group(w, layer, index, item % w->count, item / w->count, scores);
+        for (int item = first; item < last; item++) {         /* head by head, so that its keys stay in a near cache */
+            const int t = item % parts * each;
+            attend_group(w, layer, index, t, w->count - t < each ? w->count - t : each, item / parts, scores);
+        }
         meet(workers);
         for (int t = from; t < to; t++) quantize_row(w, &layer->out, t, w->attended + (size_t)t * heads);
         meet(workers);
