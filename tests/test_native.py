@@ -23,6 +23,9 @@ SIZES = dict(hidden_size=128, intermediate_size=192, num_attention_heads=8, num_
 FAMILIES = [("llama", {}), ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}), ("mistral", {}),
             ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}), ("qwen3", {"head_dim": 24}),
             ("llama", {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 1}),
+            ("llama", {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}),
+            ("qwen2", {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 12,
+                       "max_window_layers": 1}),
             ("qwen3", {"hidden_size": 160, "head_dim": 128, "num_attention_heads": 5, "num_key_value_heads": 1})]
 VARIANTS = {"this processor": ("-march=native",), "without tiles": ("-march=native", "-mno-amx-int8"),
             "AVX VNNI": ("-mavx2", "-mfma", "-mavxvnni"), "AVX2": ("-mavx2", "-mfma"), "any of its kind": (),
