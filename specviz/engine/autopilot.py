@@ -142,7 +142,7 @@ class Autopilot:
     """
 
     def __init__(self, costs: Costs, parts: Sequence[str] = ("",), limits: Mapping[str, int] | None = None, share: float = 0.02,
-                 reserve: float = 1.5) -> None:
+                 reserve: float = 4.0) -> None:
         self._costs, self._parts, self._share, self._reserve = costs, tuple(parts), share, reserve
         self._left_out = {part for part, limit in (limits or {}).items() if not limit}
         self.evidence = [Evidence((limits or {}).get(part, 0)) for part in parts]
