@@ -482,6 +482,24 @@ def test_controls_of_another_method_count_for_nothing():
     assert service.requests[-1].options == () and not is_skip(handlers.options.again("prompt_lookup", raw[0])[1])
 
 
+def test_defaults_that_change_under_an_open_page_are_followed():
+    """Costs are measured after the page opened, and defaults follow from them: what the page showed untouched counts for nothing, what was set
+    does, and unfolding the panel shows the new ones."""
+    service = FakeService()
+    handlers, before = Handlers(service), service.methods
+    raw = panel(handlers, "prompt_lookup")
+
+    def methods() -> list:
+        return [replace(info, options=tuple(replace(option, default=6) if option.name == "min_match" else option for option in info.options))
+                for info in before()]
+    service.methods = methods
+    list(handlers.respond(visitor(), [question("Go")], *values(), *raw))
+    assert service.requests[-1].options == ()
+    assert not is_skip(handlers.options.again("prompt_lookup", raw[0])[1]) and panel(handlers, "prompt_lookup")[1] == 6
+    list(handlers.respond(visitor(), [question("Go")], *values(), raw[0], 9.0, *raw[2:]))
+    assert dict(service.requests[-1].options) == {"min_match": 9}
+
+
 def test_options_given_at_the_start_belong_to_the_method_it_begins_with():
     """They are in its controls and in its first request; other methods have their defaults. A wrong value is answered in a sentence."""
     service = FakeService()

@@ -4,6 +4,7 @@ It knows no method and no option by name. Controls are made once, some of each k
 """
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,16 +36,18 @@ class MethodOptions:
         return [gr.update(value=hint), self._key(method), *(self._update(lent.get(slot), given) for slot in _slots())]
 
     def again(self, method: str | None, key: str) -> list[Any]:
-        """The same when the panel is unfolded: what was set stays, unless another pair of models is in use by now."""
+        """The same when the panel is unfolded: what was set stays, unless another pair of models is in use by now or defaults have changed, which
+        follow from costs that are measured soon after the start."""
         return [SKIP] * (2 + sum(POOL.values())) if key == self._key(method) else self.fresh(method)
 
     def read(self, method: str | None, values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
         """What differs from the defaults. values: key and controls, as the page hands them over; what they show may be another method's
         still, and then counts for nothing."""
-        if not values or values[0] != self._key(method):
+        if not values or (defaults := self._shown_defaults(method, values[0])) is None:
             return tuple(self._given(method).items())
         shown = dict(zip(_slots(), values[1:]))
-        return tuple((option.name, shown[slot]) for slot, option in _lent(self._info(method)).items() if shown[slot] != option.default)
+        return tuple((option.name, shown[slot]) for slot, option in _lent(self._info(method)).items()
+                     if shown[slot] not in (option.default, defaults.get(option.name, option.default)))
 
     def _update(self, option: Any, given: Mapping[str, Any]) -> Any:
         if option is None:
@@ -67,7 +70,17 @@ class MethodOptions:
         return {name: value for name, value in self._start.items() if name in declared}
 
     def _key(self, method: str | None) -> str:
-        return f"{method} {self._service.status().number}"
+        """What the controls are for: the method, the pair of models, and the defaults that they were given."""
+        info = self._info(method)
+        return json.dumps([method, self._service.status().number, {option.name: option.default for option in info.options} if info else {}])
+
+    def _shown_defaults(self, method: str | None, key: Any) -> dict[str, Any] | None:
+        """The defaults when the controls were made, from their key; None where they are another method's or another pair's."""
+        try:
+            shown_method, number, defaults = json.loads(key)
+        except (TypeError, ValueError):
+            return None
+        return defaults if [shown_method, number] == [method, self._service.status().number] and isinstance(defaults, dict) else None
 
     def _info(self, method: str | None) -> MethodInfo | None:
         return next((info for info in self._service.methods() if info.name == method), None)
