@@ -367,9 +367,9 @@ def test_least_probabilities_follow_from_measured_costs():
     def least(cost: float | None, slope: float | None) -> tuple[float, float]:
         parts = replace(lab.parts, pass_cost=cost, verify_cost=None if slope is None else lambda m: 1 + slope * (m - 1))
         return least_path(parts), least_node(parts)
-    assert least(0.01, 0.0) == (0.02, 0.0) and least(0.2, 0.07) == (0.4, 0.07) and least(3.0, 1.0) == (0.9, 0.9)
+    assert least(0.01, 0.0) == (0.03, 0.0) and least(0.2, 0.07) == (0.77, 0.07) and least(3.0, 1.0) == (0.9, 0.9)
     assert least(None, None) == (0.0, 0.0) and least(None, 0.05) == (0.0, 0.05)
-    assert {option.name: option.default for option in DRAFTERS["hybrid"].options(replace(lab.parts, preferred="eagle", pass_cost=0.1))}["confidence"] == 0.2
+    assert {option.name: option.default for option in DRAFTERS["hybrid"].options(replace(lab.parts, preferred="eagle", pass_cost=0.1))}["confidence"] == 0.29
 
 
 @pytest.mark.parametrize("name", ["eagle2", "eagle3"])

@@ -153,8 +153,8 @@ class Autopilot:
 
     @property
     def balance(self) -> float:
-        """Plain steps that may still be lost."""
-        return self.num_tokens - self.spent + self._reserve + self._share * self.num_tokens
+        """Plain steps that may still be lost. Sequences that share a step lose together what one of them loses, so they share the reserve."""
+        return self.num_tokens - self.spent + self._reserve / self._num_rows + self._share * self.num_tokens
 
     def choose(self, context_length: int, most: int, num_rows: int = 1) -> tuple[int, ...]:
         """How many nodes each part may draft next, at most `most`.
@@ -179,7 +179,7 @@ class Autopilot:
     def _decide(self, part: int, context_length: int, most: int, rate: float) -> tuple[_Plan, str]:
         """One part's length, and why. rate: of what comes if it has nothing."""
         evidence, plans = self.evidence[part], self._plans(part, context_length, most)
-        margin = -_MARGIN if evidence.limit else _MARGIN         # one that limits itself is let be while it costs nothing to speak of
+        margin = -_MARGIN if evidence.limit and self._num_rows == 1 else _MARGIN     # alone, heads are let be while they cost nothing to speak of
         good = [plan for plan in plans if plan.rate > 1 + margin and (plan.found_rate > rate or evidence.limit)]
         best = max(good, key=lambda plan: plan.rate, default=_Plan(0))
         why = ("start" if evidence.offered[0] < 2 else "pays") if good else "off"
