@@ -197,7 +197,8 @@ class RemoteService:
     def methods(self) -> list[MethodInfo]:
         kind = self._kind
         return [MethodInfo(METHOD, f"As {kind.label} drafts", "The server drafts and verifies as it was started; this screen only reads its "
-                           "stream. Draft length, options and verification are decided there, so they are not offered here.", fixed=True, comparable=self._has_baseline(kind),
+                           "stream. Draft length, options and verification are decided there, so they are not offered here.", fixed=True,
+                           comparable=self._has_baseline(kind),
                            note="" if kind.evidence == "run" else "read from its documentation, not yet tried on a live server")
                 ] if kind else []
 
@@ -221,7 +222,7 @@ class RemoteService:
         if self._baseline and self._baseline_kind:
             other = self._body(self._baseline_kind, self._baseline_model, request)
             baseline = (Client(self._baseline, self._transport), self._baseline_kind, other)
-        elif self._has_baseline(kind):
+        elif kind.switch and draft:
             baseline = (Client(self._endpoint, self._transport), kind, dict(body))
         if kind.switch and draft:
             body[kind.switch] = draft

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from test_service import PROMPT, ready
+from tiny import slow_steps
 
 from app import free_port
 from specviz import metrics
@@ -181,24 +182,21 @@ def test_limits_are_refused_as_openai_does():
     too many in a minute, too long a prompt and too long an answer are refused with the limit in the sentence."""
     limits = Limits(at_once=1, waiting=1, prompt_tokens=60, new_tokens=300, per_minute=9)
     service = Counted(ready(limits=limits))
-    engine, pause_s = service._opened.engine, [0.02]
-    step = engine.step
-    engine.step = lambda: (time.sleep(pause_s[0]), step())[1]
     short = BODY | {"messages": [{"role": "user", "content": "Guess"}]}
     try:
         with served(service, Options(api_key=KEY, limits=limits)) as client:
-            first = service.submit(ChatRequest(({"role": "user", "content": "Guess"},), SamplingParams(max_new_tokens=300), "plain"))
-            with pytest.raises(httpx.ReadTimeout):                             # nothing is sent while it waits
-                client.post("/v1/chat/completions", json=short | {"max_tokens": 4}, timeout=0.5)
-            end_s = time.monotonic() + 10
-            while service._driver.num_answers > 1 and time.monotonic() < end_s:
-                time.sleep(0.01)
-            second = service.submit(ChatRequest(({"role": "user", "content": "Guess"},), SamplingParams(max_new_tokens=4), "plain"))
-            full = client.post("/v1/chat/completions", json=short)
-            assert (full.status_code, full.headers["retry-after"], full.json()["error"]["code"]) == (429, "5", "queue_full")
-            assert "1 answer is being written and 1 is waiting already" in full.json()["error"]["message"]
-            first.cancel()
-            pause_s[0] = 0
+            with slow_steps(service._opened.engine):
+                first = service.submit(ChatRequest(({"role": "user", "content": "Guess"},), SamplingParams(max_new_tokens=300), "plain"))
+                with pytest.raises(httpx.ReadTimeout):                             # nothing is sent while it waits
+                    client.post("/v1/chat/completions", json=short | {"max_tokens": 4}, timeout=0.5)
+                end_s = time.monotonic() + 10
+                while service._driver.num_answers > 1 and time.monotonic() < end_s:
+                    time.sleep(0.01)
+                second = service.submit(ChatRequest(({"role": "user", "content": "Guess"},), SamplingParams(max_new_tokens=4), "plain"))
+                full = client.post("/v1/chat/completions", json=short)
+                assert (full.status_code, full.headers["retry-after"], full.json()["error"]["code"]) == (429, "5", "queue_full")
+                assert "1 answer is being written and 1 is waiting already" in full.json()["error"]["message"]
+                first.cancel()
             assert list(second) and second.reason == "length" and first.reason == "cancelled"
             long = client.post("/v1/chat/completions", json=BODY | {"messages": [{"role": "user", "content": "word " * 60}]}).json()
             assert "the operator of this page allows 60" in long["error"]["message"] and long["error"]["code"] == "context_length_exceeded"

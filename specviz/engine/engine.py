@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
 
 import torch
@@ -187,8 +186,8 @@ class Engine:
             if not finite:
                 raise UnsupportedModel("The model computed values that are not numbers, so no token can be chosen. Its weights may be damaged, or "
                                        f"{self.target.dtype} is too narrow for it: start with --dtype float32 or bfloat16.".replace("torch.", ""))
-            judge = partial(work.reading.verdict, work.draft) if work.reading else partial(sequence.rule.judge, work.draft, work.probs)
-            work.verdict = judge(sequence.noise, position)
+            work.verdict = (work.reading.verdict(work.draft, sequence.noise, position) if work.reading else
+                            sequence.rule.judge(work.draft, work.probs, sequence.noise, position))
 
     def _fetch(self, works: list[Work]) -> None:
         """Judge on the device and ask it once; what no device can judge is judged on the host, which takes all logits over for it."""

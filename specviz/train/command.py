@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from ..catalog import Catalog
 from ..drafters import DRAFTERS, Parts
-from ..drafters.checkpoint_files import SCALE
 from ..engine.model import FINAL
 from ..errors import InputError, SpecvizError
 from ..loading import Loaded, load_target
@@ -27,7 +25,7 @@ from ..shipped import find_shipped
 from ..text import TextCodec, special_ids
 from .cost import measure_costs
 from .evaluate import LOOKUPS, TREES, chains, lookup_ranks, measure, net_ranks, summarise, table
-from .export import export
+from .export import export, read_exported
 from .fit import Batches, draft_vocabulary, fit, read_recipe
 from .generate import Writer, fill, restore
 from .heads import NETS, Given, Net
@@ -70,8 +68,8 @@ def _fit(args: argparse.Namespace) -> None:
         texts += store.texts(numbers[:max(1, round(args.fraction * len(numbers)))])
     store = stores[0]
     earlier = _earlier(args.begin_with)
-    ids = earlier.draft_ids if earlier is not None and earlier.draft_ids is not None else draft_vocabulary(texts, recipe["vocabulary"], store.facts["vocab_size"])
-    given = _given(args, ids)
+    ids = earlier.draft_ids if earlier is not None else None
+    given = _given(args, draft_vocabulary(texts, recipe["vocabulary"], store.facts["vocab_size"]) if ids is None else ids)
     answers = sum(text.num_answer_tokens for text in texts)
     print(f"{len(texts)} texts with {answers:,} answer tokens", flush=True)
     bar, seen = _Bar("steps"), []
@@ -105,13 +103,7 @@ def _earlier(folder: Path | None) -> _Earlier | None:
     if not (folder / "model.safetensors").is_file():
         raise InputError(f"There is neither trained.pt nor model.safetensors in {folder}; --begin-with takes a folder that fit wrote to its end, or "
                          "one that export wrote.")
-    stored = load_file(folder / "model.safetensors")
-    offsets, ids = stored.pop("d2t", None), stored.pop("token_map", None)
-    if offsets is not None:
-        ids = offsets + torch.arange(len(offsets))
-    tensors = {name: tensor.float() * (stored[name + SCALE][:, None] if name + SCALE in stored else 1) for name, tensor in stored.items()
-               if not name.endswith(SCALE)}
-    return _Earlier(tensors, ids, True)
+    return _Earlier(*read_exported(folder), True)
 
 
 def _evaluate(args: argparse.Namespace) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..drafters.checkpoint_files import SCALE
 from .heads import DraftModelNet, Net
 
-__all__ = ["export", "load_net_tensors"]
+__all__ = ["export", "read_exported"]
 
 
 def export(net: Net, folder: Path, facts: Mapping[str, Any], *, in_full: bool = False, dtype: torch.dtype = torch.float16,
@@ -66,7 +66,12 @@ def export(net: Net, folder: Path, facts: Mapping[str, Any], *, in_full: bool = 
     save_file({name: tensor.contiguous().clone().cpu() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
-def load_net_tensors(net: Net, tensors: Mapping[str, Tensor]) -> Net:
-    """Put the tensors of a shipped folder into a drafter of the same recipe."""
-    net.load_published({name: tensor.float() for name, tensor in tensors.items() if name not in ("d2t", "token_map")})
-    return net.eval()
+def read_exported(folder: Path) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Of a folder that `export` wrote, not in full: float32 tensors for `Net.load_published`, and the tokens that it guesses among, int64 [D];
+    None where it does not say."""
+    stored = load_file(folder / "model.safetensors")
+    offsets, ids = stored.pop("d2t", None), stored.pop("token_map", None)
+    if offsets is not None:
+        ids = offsets + torch.arange(len(offsets))
+    return {name: tensor.float() * (stored[name + SCALE][:, None] if name + SCALE in stored else 1) for name, tensor in stored.items()
+            if not name.endswith(SCALE)}, ids

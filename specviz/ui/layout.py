@@ -198,8 +198,8 @@ def _controls(handlers: Handlers, k: int | str | None, measure_plain: bool, most
     method.change(handlers.method_note, method, note, **LIGHT)
     panel.wire(method, **LIGHT)
     settable = [length, auto, keep, rule, rule_note, panel.panel]
-    method.change(lambda name: [gr.update(visible=handlers.is_decided_here(name))] * len(settable), method, settable, **LIGHT)
-    method.change(lambda name: gr.update(visible=handlers.is_comparable(name)), method, measure, **LIGHT)
+    method.change(lambda name: [gr.update(visible=handlers.is_comparable(name)), *[gr.update(visible=handlers.is_decided_here(name))] * len(settable)],
+                  method, [measure, *settable], **LIGHT)
     auto.change(lambda on: gr.update(interactive=not on), auto, length, **LIGHT)
     rule.change(strings.verification_note, rule, rule_note, **LIGHT)
     greedy.change(lambda on: [gr.update(interactive=not on)] * 4, greedy, [temperature, top_k, top_p, min_p], **LIGHT)
