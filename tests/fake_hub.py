@@ -22,7 +22,7 @@ class FakeHub:
     """Serves `folders`: repository name -> folder. gated: names that answer as gated ones do to whoever has not accepted their terms.
 
     cut_after: bytes after which the connection of each weight download ends, `num_cuts` times for each file; None never. silent_after: bytes
-    after which a weight download gets nothing more until `go_on` is set. requests: what was asked for, (method, path, range). tokens:
+    after which a weight download gets nothing more; it ends once `go_on` is set. requests: what was asked for, (method, path, range). tokens:
     Authorization headers that the server for weights was sent: there must be none.
     """
 
@@ -134,6 +134,7 @@ class FakeHub:
                 if is_weights and self.silent_after is not None and at >= self.silent_after:
                     self.is_silent.set()
                     self.go_on.wait(60)
+                    raise ConnectionAbortedError         # whoever gave it up must not get the rest after all
                 request.wfile.write(body[at:min(end, at + _BLOCK_BYTES)])
             request.wfile.flush()
         except OSError:                              # whoever asked has gone
